@@ -97,16 +97,16 @@ def load_of_hosts(ranks: Mapping[int, Sequence[LoadRecord]], hosts: Mapping[int,
     of_host: dict[str, list[int]] = {}
     for rank, host in hosts.items():
         of_host.setdefault(host, []).append(rank)
-    found = []
+    loads = []
     for host, members in sorted(of_host.items()):
         uses = [add_uses([r.use for r in ranks.get(rank, ())]) for rank in members]
         known = [u for u in uses if u is not None]
         if len(known) == len(members):
             threads = [r.compute_threads for rank in members for r in ranks.get(rank, ()) if r.compute_threads]
-            found.append(
+            loads.append(
                 msgspec.structs.replace(judge_machine(host, known), compute_threads=max(threads, default=None))
             )
-    return found
+    return loads
 
 
 def loads_of_run(ranks: Mapping[int, Events]) -> list[MachineLoad]:

@@ -88,7 +88,9 @@ def _layer(name: str, counts: list[int]) -> dict[str, Any]:
 def before_and_after(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return rows with ``prompt``, ``expected``, ``before`` (None without an earlier evaluation), ``before_step`` and
     ``after``, from rank 0's events."""
-    evals = [(e.get("step"), found) for e in events if e["event"] == "eval" and (found := as_dicts(e.get("samples")))]
+    evals = [
+        (e.get("step"), samples) for e in events if e["event"] == "eval" and (samples := as_dicts(e.get("samples")))
+    ]
     if not evals:
         return []
     (first_step, first), (last_step, last) = evals[0], evals[-1]
@@ -240,8 +242,10 @@ def _unknown_of_program(steps: dict[int, Events]) -> dict[str, Any]:
 def best_evaluation(story: Events) -> dict[str, Any]:
     """Return ``best_step`` and ``best_eval_loss``: the evaluation with the lowest held-out loss after a step; None
     without one."""
-    found = [(e["loss"], e["step"]) for e in story if e["event"] == "eval" and e.get("loss") is not None and e["step"]]
-    loss, step = min(found, default=(None, None))
+    evaluations = [
+        (e["loss"], e["step"]) for e in story if e["event"] == "eval" and e.get("loss") is not None and e["step"]
+    ]
+    loss, step = min(evaluations, default=(None, None))
     return {"best_step": step, "best_eval_loss": loss}
 
 
@@ -270,9 +274,9 @@ def engine_of(story: Events) -> dict[str, Any] | None:
     ``import_s`` and ``initialize_s`` (with compilation) are the seconds of importing and starting it; no step includes
     them.
     """
-    found = last_event(story, "engine")
+    event = last_event(story, "engine")
     keys = ("engine", "version", "import_s", "initialize_s")
-    return {"name" if k == "engine" else k: found.get(k) for k in keys} if found else None
+    return {"name" if k == "engine" else k: event.get(k) for k in keys} if event else None
 
 
 def epoch_time(times: list[float], data: dict[str, Any], plan: LaunchPlan) -> float | None:
@@ -391,9 +395,9 @@ def _with_active(model: dict[str, Any], story: Events) -> dict[str, Any]:
 
 def progress_events(events: Events) -> Events:
     """Return a rank's events of progress; those read in its log only if it has reported nothing itself."""
-    found = [e for e in events if e.get("event") == PROGRESS and e.get("source") in (REPORTED, READ_IN_LOG)]
-    reported = [e for e in found if e["source"] == REPORTED]
-    return reported or found
+    reports = [e for e in events if e.get("event") == PROGRESS and e.get("source") in (REPORTED, READ_IN_LOG)]
+    reported = [e for e in reports if e["source"] == REPORTED]
+    return reported or reports
 
 
 def progress_metrics(ranks: dict[int, Events]) -> dict[str, Any]:

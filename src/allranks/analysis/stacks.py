@@ -102,8 +102,8 @@ def main_thread_frames(text: str) -> list[StackFrame]:
 def traceback_frames(text: str) -> list[StackFrame]:
     """Return the frames of a traceback, innermost first."""
     lines = (_RANK_PREFIX.sub("", line) for line in text.splitlines())
-    found = [m for line in lines if (m := _FILE_LINE.match(line)) and m["function"]]
-    return [StackFrame(file=m["path"], line=int(m["line"]), function=m["function"]) for m in reversed(found)]
+    matches = [m for line in lines if (m := _FILE_LINE.match(line)) and m["function"]]
+    return [StackFrame(file=m["path"], line=int(m["line"]), function=m["function"]) for m in reversed(matches)]
 
 
 class Thread(Protocol):
@@ -154,8 +154,8 @@ def is_collective_stack(frames: Sequence[str]) -> bool:
 
 def called_collective(frames: Sequence[str]) -> str:
     """Return the function of torch.distributed that a thread has called and not left; empty if it is not in one."""
-    found = [match[1] for frame in frames[:COLLECTIVE_FRAMES] if (match := _CALLED.search(frame))]
-    return found[-1] if found else ""  # the outermost: a barrier calls all_reduce
+    calls = [match[1] for frame in frames[:COLLECTIVE_FRAMES] if (match := _CALLED.search(frame))]
+    return calls[-1] if calls else ""  # the outermost: a barrier calls all_reduce
 
 
 def is_build_lock_stack(frames: Sequence[str]) -> bool:

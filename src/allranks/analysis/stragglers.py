@@ -127,21 +127,21 @@ def measure_pace(
         lost: what a rank may have lost beyond that.
     """
     step_s = statistics.median(steps_s) if steps_s else 0.0
-    found = {
+    measures = {
         kind: _measured(times.get(kind, {}), (queued or {}).get(kind, {}), step_s, lost or {}) for kind in MEASURE_NAMES
     }
-    if not found[OWN]:
+    if not measures[OWN]:
         return None
-    rows = [_row(rank, hosts.get(rank), {k: f[rank] for k, f in found.items() if f}) for rank in found[OWN]]
+    rows = [_row(rank, hosts.get(rank), {k: f[rank] for k, f in measures.items() if f}) for rank in measures[OWN]]
     count = min(len(values) for values in times[OWN].values())
     return Pace(factor=SLOW_FACTOR, steps=count, ranks=sorted(rows, key=lambda r: (-max(r.ratios.values()), r.rank)))
 
 
-def _row(rank: int, host: str | None, found: dict[str, _Measure]) -> RankPace:
-    own, backward, optimizer = (found.get(kind) for kind in MEASURE_NAMES)
+def _row(rank: int, host: str | None, measures: dict[str, _Measure]) -> RankPace:
+    own, backward, optimizer = (measures.get(kind) for kind in MEASURE_NAMES)
     assert own is not None
-    slow = tuple(kind for kind, measure in found.items() if measure.slow)
-    known = [m for m in found.values() if m.queued_s is not None]
+    slow = tuple(kind for kind, measure in measures.items() if measure.slow)
+    known = [m for m in measures.values() if m.queued_s is not None]
     spent = sum(m.spent_s for m in known)
     return RankPace(
         rank=rank,
@@ -155,15 +155,15 @@ def _row(rank: int, host: str | None, found: dict[str, _Measure]) -> RankPace:
         queued_share=round(min(sum(m.queued_s or 0.0 for m in known) / spent, 1.0), 4) if spent > 0 else None,
         slow=bool(slow),
         slow_in=slow,
-        reason=_reason(found),
+        reason=_reason(measures),
     )
 
 
-def _reason(found: dict[str, _Measure]) -> Reason | None:
-    slow = [m for m in found.values() if m.slow]
+def _reason(measures: dict[str, _Measure]) -> Reason | None:
+    slow = [m for m in measures.values() if m.slow]
     if slow:
         return "unknown" if any(m.queued_s is None for m in slow) else "own"
-    return "machine" if any(m.differs for m in found.values()) else None
+    return "machine" if any(m.differs for m in measures.values()) else None
 
 
 def _measured(times: Times, queued: Times, step_s: float, lost: Mapping[int, Lost]) -> dict[int, _Measure]:
@@ -176,10 +176,10 @@ def _measured(times: Times, queued: Times, step_s: float, lost: Mapping[int, Los
     work = {rank: [max(w - q, 0.0) for w, q in zip(wall[rank], taken[rank], strict=True)] for rank in wall}
     least = {rank: [v * (1 - lost[rank].share) for v in work[rank]] if rank in lost else work[rank] for rank in work}
     medians = {rank: statistics.median(values) for rank, values in work.items()}
-    found = {}
+    measures = {}
     for rank, values in wall.items():
         usual = statistics.median([median for other, median in medians.items() if other != rank])
-        found[rank] = _Measure(
+        measures[rank] = _Measure(
             median_s=statistics.median(values),
             relative=medians[rank] / usual if usual > 0 else 1.0,
             spent_s=sum(values),
@@ -187,7 +187,7 @@ def _measured(times: Times, queued: Times, step_s: float, lost: Mapping[int, Los
             differs=_differs(values, {r: v for r, v in wall.items() if r != rank}, step_s),
             slow=_differs(least[rank], {r: v for r, v in work.items() if r != rank}, step_s),
         )
-    return found
+    return measures
 
 
 def _agree(times: list[float], queued: list[float]) -> bool:
@@ -204,17 +204,17 @@ def _differs(own: list[float], others: Times, step_s: float) -> bool:
     return slow >= MIN_SLOW_SHARE * len(own)
 
 
-def straggler_message(found: RankPace) -> str:
+def straggler_message(pace: RankPace) -> str:
     """Return the message for the user."""
-    where = f" on {found.host}" if found.host else ""
-    ratios = found.ratios
-    kind = max(found.slow_in or (OWN,), key=lambda k: ratios.get(k, 0.0))
+    where = f" on {pace.host}" if pace.host else ""
+    ratios = pace.ratios
+    kind = max(pace.slow_in or (OWN,), key=lambda k: ratios.get(k, 0.0))
     verb = "take" if kind == BACKWARD else "takes"
     text = (
-        f"rank {found.rank}{where} is slow: its {MEASURE_NAMES[kind]} {verb} {ratios.get(kind, 0.0):.1f} times the "
+        f"rank {pace.rank}{where} is slow: its {MEASURE_NAMES[kind]} {verb} {ratios.get(kind, 0.0):.1f} times the "
         f"median of the others in the last {WINDOW_STEPS} steps; the others wait for it"
     )
-    if found.reason == "unknown":
+    if pace.reason == "unknown":
         text += ". It is not known whether its CPU time was taken by other processes (no /proc/<pid>/schedstat)"
     return text
 
@@ -318,12 +318,12 @@ class StragglerDetector:
 
     def _loads_during(self, steps: dict[int, Events]) -> dict[int, list[LoadRecord]]:
         """Return the load records of the ranks that cover the steps at least in part."""
-        found = {}
+        loads = {}
         for rank, events in steps.items():
             times = [t for e in events if isinstance(t := e.get("time"), int | float)]
             if times and (during := records_during(list(self._loads.get(rank, ())), min(times), max(times))):
-                found[rank] = during
-        return found
+                loads[rank] = during
+        return loads
 
     def _machines(self, loads: dict[int, list[LoadRecord]], differing: set[str | None]) -> list[str]:
         said = []
@@ -412,8 +412,8 @@ class LinkReader:
                 if to and host and to != host and ended > began:
                     sums.setdefault((host, to), _Sent()).add(rank, ended - began, first.get(peer), now)
         rates = {key: s.on_way_s / s.sent_bytes for key, s in sums.items() if s.sent_bytes >= MIN_BYTES}
-        found = [s.link(*key, _usual(rates, key), rates.get(key)) for key, s in sums.items()]
-        return sorted(found, key=lambda k: (not (k.slow or k.lossy), -(k.relative or 0.0), k.host, k.peer))
+        links = [s.link(*key, _usual(rates, key), rates.get(key)) for key, s in sums.items()]
+        return sorted(links, key=lambda k: (not (k.slow or k.lossy), -(k.relative or 0.0), k.host, k.peer))
 
 
 def _usual(rates: Mapping[tuple[str, str], float], key: tuple[str, str]) -> float | None:

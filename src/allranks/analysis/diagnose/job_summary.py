@@ -30,12 +30,12 @@ from allranks.utils.text import as_dict, finite_int
 def count_connections(paths: Iterable[Path]) -> dict[str, int]:
     """Count connections between ranks by interface, such as ``{"TCP/eth0": 12}``, in the newest attempt of each run
     folder."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for run in started_runs(paths):
         for file in sorted(run.logs_of(max(run.attempts(), default=1)).glob("*.connections.json")):
             for name, count in as_dict(read_record(file).get("interfaces")).items():
-                found[f"TCP/{name}"] = found.get(f"TCP/{name}", 0) + (finite_int(count) or 0)
-    return found
+                counts[f"TCP/{name}"] = counts.get(f"TCP/{name}", 0) + (finite_int(count) or 0)
+    return counts
 
 
 def describe_health(case: DiagnosisCase, connections: dict[str, int] | None = None) -> JobHealth:
@@ -57,9 +57,9 @@ def describe_health(case: DiagnosisCase, connections: dict[str, int] | None = No
         channels=max(channels, default=None),
         interfaces=_distinct(s.groups["interface"] for s in case.facts("bootstrap")),
         versions={
-            name: found
+            name: versions
             for name in ("nccl", "torch", "driver")
-            if (found := _distinct(s.groups["version"] for s in case.facts(f"{name}_version")))
+            if (versions := _distinct(s.groups["version"] for s in case.facts(f"{name}_version")))
         },
         communicators_ready=sum(scan.ready for scan in case.scans),
         progressed=any(scan.last_progress is not None for scan in case.scans),
@@ -130,15 +130,15 @@ def _add_missing_year(case: DiagnosisCase) -> None:
 
 def _steps_by_host(case: DiagnosisCase) -> dict[str, dict[int, float]]:
     """Return the earliest time of each step on each host."""
-    found: dict[str, dict[int, float]] = {}
+    hosts: dict[str, dict[int, float]] = {}
     for scan in case.scans:
         host = case.file_host(scan.file)
         if host is None:
             continue
-        times = found.setdefault(host, {})
+        times = hosts.setdefault(host, {})
         for step, time in scan.marks.items():
             times[step] = min(time, times.get(step, time))
-    return found
+    return hosts
 
 
 def _offsets(steps: dict[str, dict[int, float]], hosts: list[str]) -> tuple[dict[str, float], list[str]]:
@@ -302,7 +302,7 @@ def _facts(run: RunDir) -> dict[str, Any]:
 
 def _node_versions(run: RunDir) -> dict[str, str]:
     """Return what the preflight found on the nodes: one value for each check of a version."""
-    found: dict[str, set[str]] = {}
+    versions: dict[str, set[str]] = {}
     try:
         nodes = json.loads(read_regular(run.preflight))
     except (OSError, ValueError, RecursionError):
@@ -310,8 +310,8 @@ def _node_versions(run: RunDir) -> dict[str, str]:
     for node in nodes if isinstance(nodes, list) else []:
         for check in node.get("checks") or []:
             if check.get("name") in ("py", "torch", "nccl", "driver", "cuda", "plugin"):
-                found.setdefault(f"version of {check['name']}", set()).add(str(check.get("found")))
-    return {name: ", ".join(sorted(values)) for name, values in found.items()}
+                versions.setdefault(f"version of {check['name']}", set()).add(str(check.get("found")))
+    return {name: ", ".join(sorted(values)) for name, values in versions.items()}
 
 
 def _data_hash(run: RunDir) -> str | None:

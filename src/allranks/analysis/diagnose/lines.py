@@ -238,11 +238,11 @@ def parse_line(text: str, labelled: bool) -> LogLine:
         if match is None:
             break
         text = text[match.end() :]
-        found = {name: value for name, value in match.groupdict().items() if value is not None}
-        if found.pop("kind", "").lower() == "default":
-            found["local"] = found.pop("rank")
-        subject |= found
-        emitter = _emitter_of_prefix(match, found, text) or emitter
+        groups = {name: value for name, value in match.groupdict().items() if value is not None}
+        if groups.pop("kind", "").lower() == "default":
+            groups["local"] = groups.pop("rank")
+        subject |= groups
+        emitter = _emitter_of_prefix(match, groups, text) or emitter
     rank, host = subject.get("rank"), subject.get("host")
     if rank is None and "ank " in text.lower() and (match := _IN_RANK.search(text)):
         rank = match["rank"]
@@ -258,13 +258,13 @@ def _number(text: str | None) -> int | None:
     return None if text is None else int(text)
 
 
-def _emitter_of_prefix(match: re.Match[str], found: dict[str, str], rest: str) -> str | None:
+def _emitter_of_prefix(match: re.Match[str], groups: dict[str, str], rest: str) -> str | None:
     """Return the emitter that a prefix names, if it names one."""
     if match.re is _NCCL:
         return "nccl"
     if match.re is _SYSLOG:
         return _SYSLOG_EMITTERS.get(re.split(r"[\[:]", rest, maxsplit=1)[0])
-    return "ray" if found.get("name") in _RAY_DAEMONS else None
+    return "ray" if groups.get("name") in _RAY_DAEMONS else None
 
 
 _NEW_MESSAGE = re.compile(

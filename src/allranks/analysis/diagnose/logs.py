@@ -55,17 +55,17 @@ def find_logs(paths: list[Path]) -> tuple[list[LogFile], list[tuple[str, str]]]:
     Raises:
         RequestError: a path does not exist.
     """
-    found: dict[str, LogFile] = {}
+    logs: dict[str, LogFile] = {}
     problems: list[tuple[str, str]] = []
     for path in paths:
         if not _is_there(path, problems):
             continue
         for file in _walk(path, problems):
-            _add(file, path, found, problems)
-            if len(found) >= MAX_FILES:
+            _add(file, path, logs, problems)
+            if len(logs) >= MAX_FILES:
                 problems.append((printable_path(path), f"more than {MAX_FILES} files; the others were not read"))
-                return list(found.values()), problems
-    return list(found.values()), problems
+                return list(logs.values()), problems
+    return list(logs.values()), problems
 
 
 def _is_there(path: Path, problems: list[tuple[str, str]]) -> bool:
@@ -82,7 +82,7 @@ def _is_there(path: Path, problems: list[tuple[str, str]]) -> bool:
     return True
 
 
-def _add(file: Path, given: Path, found: dict[str, LogFile], problems: list[tuple[str, str]]) -> None:
+def _add(file: Path, given: Path, logs: dict[str, LogFile], problems: list[tuple[str, str]]) -> None:
     try:
         info = file.stat()
     except OSError as error:
@@ -92,8 +92,8 @@ def _add(file: Path, given: Path, found: dict[str, LogFile], problems: list[tupl
         problems.append((printable_path(file), "is not a regular file"))
         return
     real = os.path.realpath(file)
-    if real not in found:
-        found[real] = LogFile(
+    if real not in logs:
+        logs[real] = LogFile(
             file, printable_path(file if file == given else file.relative_to(given.parent)), info.st_size
         )
 

@@ -307,23 +307,23 @@ class DiagnosisCase:
 
     @cached_property
     def _facts(self) -> dict[str, list[LogSignal]]:
-        found: dict[str, list[LogSignal]] = {}
+        facts: dict[str, list[LogSignal]] = {}
         for signal in self.signals:
             if signal.kind == "fact":
-                found.setdefault(signal.owner, []).append(signal)
-        return found
+                facts.setdefault(signal.owner, []).append(signal)
+        return facts
 
     @cached_property
     def rank_hosts(self) -> dict[int, str]:
         """Return the host of each rank, if any line names it."""
-        found: dict[int, str] = {}
+        hosts: dict[int, str] = {}
         for scan in self.scans:
             for rank, host in scan.rank_hosts.items():
-                found.setdefault(rank, host)
+                hosts.setdefault(rank, host)
         for signal in self.signals:
             if signal.rank is not None and signal.host:
-                found.setdefault(signal.rank, signal.host)
-        return found
+                hosts.setdefault(signal.rank, signal.host)
+        return hosts
 
     @cached_property
     def world_size(self) -> int | None:

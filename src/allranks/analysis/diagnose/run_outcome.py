@@ -132,7 +132,7 @@ def class_of_text(text: str) -> str:
 def read_outcomes(paths: Sequence[Path]) -> list[tuple[str, int, str, RunFailure]]:
     """Return the recorded failure of each run folder: its metrics.json, the line of the message, the message, and the
     failure."""
-    found = []
+    outcomes = []
     for run in started_runs(paths):
         metrics = read_record(run.metrics)
         message, record = str(metrics.get("message") or ""), metrics.get("failure")
@@ -142,8 +142,8 @@ def read_outcomes(paths: Sequence[Path]) -> list[tuple[str, int, str, RunFailure
         if failure.attempt == max(run.attempts(), default=1):
             lines = read_regular(run.metrics).decode("utf-8", "replace").splitlines()
             line = next((i for i, text in enumerate(lines, 1) if text.lstrip().startswith('"message"')), 1)
-            found.append((f"{run.root.name}/metrics.json", line, message, failure))
-    return found
+            outcomes.append((f"{run.root.name}/metrics.json", line, message, failure))
+    return outcomes
 
 
 def add_outcomes(case: DiagnosisCase, outcomes: Sequence[tuple[str, int, str, RunFailure]]) -> None:

@@ -104,13 +104,13 @@ class Scanner:
         """Search a block for anchors first, and look only at lines that contain one: the lines before it were nearly
         all new."""
         state.unlike_blocks -= 1
-        found = sorted(self.gate.telling(block))
-        if not found:
+        telling = sorted(self.gate.telling(block))
+        if not telling:
             return
         lines = block.split(b"\n")
-        if len(found) > MOSTLY * len(lines):
+        if len(telling) > MOSTLY * len(lines):
             state.unlike_blocks = 0
-        for i in found:
+        for i in telling:
             form = lines[i].translate(_BLANK)
             verdict = self._forms.get(form)
             if verdict is None:
@@ -231,12 +231,12 @@ class Scanner:
         number: int,
         verdict: MatchingRules,
     ) -> None:
-        found = [(rule, match) for rule in verdict if (match := rule.pattern.search(line.text))]
-        if not found:
+        matches = [(rule, match) for rule in verdict if (match := rule.pattern.search(line.text))]
+        if not matches:
             return
         line = line.identified()
         state.note(line)
-        matched = [m for rule, match in found for m in _meanings(rule, match, line)]
+        matched = [m for rule, match in matches for m in _meanings(rule, match, line)]
         harmless = {m.owner for m in matched if m.kind == "benign"}
         firm = any(not BENIGN_MESSAGES[name].general for name in harmless)
         failing = any(m.kind == "class" for m in matched) and not firm
@@ -498,18 +498,18 @@ class _FileState:
 def _time_near(raw: str, lines: list[bytes], i: int) -> float | None:
     """Return the line's own time stamp, or the nearest one before or after; srun's exit messages are dated by the next
     one."""
-    found = timestamp_of(raw)
-    if found is not None:
-        return found
+    time = timestamp_of(raw)
+    if time is not None:
+        return time
     before, after = (
         range(i - 1, max(-1, i - TIME_STAMP_REACH), -1),
         range(i + 1, min(len(lines), i + TIME_STAMP_REACH // 2)),
     )
     for j in (*after, *before) if raw.startswith("srun:") else (*before, *after):
-        found = timestamp_of(lines[j][:240].decode("ascii", "replace"))
-        if found is not None:
+        time = timestamp_of(lines[j][:240].decode("ascii", "replace"))
+        if time is not None:
             # the first line of a rank of allranks: when it started, which says nothing of when this line was written
-            return None if b"] WORLD_SIZE=" in lines[j][:60] else found
+            return None if b"] WORLD_SIZE=" in lines[j][:60] else time
     return None
 
 

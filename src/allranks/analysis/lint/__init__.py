@@ -122,13 +122,13 @@ def _spec_jobs(path: Path, opened: OpenedFile) -> list[JobDescription]:
 
 
 def _check(name: str, job: JobDescription) -> tuple[list[LintFinding], list[LintFinding]]:
-    found: dict[tuple[str, int, str], LintFinding] = {}
+    findings: dict[tuple[str, int, str], LintFinding] = {}
     certain: list[LintFinding] = []
     for rule in RULES.values():
         if job.kind in rule.files:
             for hit in rule.check(job):
                 finding = _finding(name, job, rule, hit)
-                found.setdefault((finding.id, finding.line, finding.message), finding)
+                findings.setdefault((finding.id, finding.line, finding.message), finding)
                 certain += [finding] * hit.whatever_is_filled_in
     if job.kind == "script" and job.source.text == job.text and "{%" not in job.text:
         last = max(
@@ -140,9 +140,9 @@ def _check(name: str, job: JobDescription) -> tuple[list[LintFinding], list[Lint
             finding = LintFinding(
                 file=name, text=quoted, **{**general._asdict(), "message": redact(general.message)[:400]}
             )
-            found.setdefault((finding.id, finding.line, finding.message), finding)
+            findings.setdefault((finding.id, finding.line, finding.message), finding)
     open_lines = {job.lines.place(offset)[0] for offset, _ in job.placeholders}
-    ordered = sorted(found.values(), key=lambda f: (f.line, f.column, f.id))
+    ordered = sorted(findings.values(), key=lambda f: (f.line, f.column, f.id))
     ordered = [f for f in ordered if f.line not in open_lines or f.id in PLACEHOLDERS_MATTER or f in certain]
     excuses = _excuses(job)
     excused = [f for f in ordered if excuses.get(f.line, set()) & {f.id, "*"} or excuses.get(0, set()) & {f.id, "*"}]
@@ -182,12 +182,12 @@ def _finding(name: str, job: JobDescription, rule: LintRule, hit: Violation) -> 
 
 def _excuses(job: JobDescription) -> dict[int, set[str]]:
     """Return the lines that a comment covers, with its rules: its own and the next one; 0 stands for the file."""
-    found: dict[int, set[str]] = {}
+    excuses: dict[int, set[str]] = {}
     for number, line in enumerate(job.text.splitlines(), start=1):
         comment = ALLOW.search(line)
         if comment:
             rules = {rule.strip() for rule in (comment[1] or comment[3]).split(",")}
             alone = line.lstrip().startswith("#") and not line.startswith("#SBATCH")
             covered = 0 if comment[2] == "ignore-file" else number + 1 if alone else number
-            found.setdefault(covered, set()).update(rules)
-    return found
+            excuses.setdefault(covered, set()).update(rules)
+    return excuses

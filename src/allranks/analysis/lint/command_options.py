@@ -89,8 +89,8 @@ def _whole(name: str) -> str:
     """Return the full option name: getopt accepts any unique prefix, such as ``--out``."""
     if name in LONG or name in ALIASES:
         return ALIASES.get(name, name)
-    found = [known for known in LONG if len(name) > 2 and known.startswith(name)]
-    return found[0] if len(found) == 1 else name
+    names = [known for known in LONG if len(name) > 2 and known.startswith(name)]
+    return names[0] if len(names) == 1 else name
 
 
 def srun_end(args: Sequence[Argument]) -> int:
@@ -126,7 +126,7 @@ def _unknown_options(arg: Argument) -> bool:
 
 def slurm_options(call: ProgramCall) -> dict[str, Option]:
     """Return the options of an srun (or salloc, sbatch) call."""
-    found: dict[str, Option] = {}
+    options: dict[str, Option] = {}
     args = call.args
     i = 0
     while i < len(args):
@@ -135,12 +135,12 @@ def slurm_options(call: ProgramCall) -> dict[str, Option]:
             name, value, follows = slurm_option(word)
             if follows and i + 1 < len(args):
                 value = args[i + 1].text
-                found[name] = Option(value, args[i])
+                options[name] = Option(value, args[i])
                 i += 2
                 continue
-            found[name] = Option(value, args[i])
+            options[name] = Option(value, args[i])
         i += 1
-    return found
+    return options
 
 
 class LauncherOptions(msgspec.Struct, frozen=True):
@@ -153,7 +153,7 @@ class LauncherOptions(msgspec.Struct, frozen=True):
 
 def launcher_options(call: ProgramCall) -> LauncherOptions:
     """Return the options of torchrun, accelerate launch or deepspeed up to the script; names with underscores."""
-    found: dict[str, Option] = {}
+    options: dict[str, Option] = {}
     repeated: list[tuple[str, Option]] = []
     unknown = False
     args = call.args
@@ -170,11 +170,11 @@ def launcher_options(call: ProgramCall) -> LauncherOptions:
         name = name.replace("-", "_")
         follows = not equals and name not in TORCHRUN_FLAGS and i + 1 < len(args)
         option = Option(args[i + 1].text if follows else value if equals else None, args[i])
-        if name in found:
-            repeated.append((name, found[name]))
-        found[name] = option
+        if name in options:
+            repeated.append((name, options[name]))
+        options[name] = option
         i += 2 if follows else 1
-    return LauncherOptions(found, tuple(repeated), unknown)
+    return LauncherOptions(options, tuple(repeated), unknown)
 
 
 DIRECTIVE_WORD = lazy_regex(r"""(?:[^\s"'\\]|\\.|"[^"]*"?|'[^']*'?)+""")
@@ -183,18 +183,18 @@ DIRECTIVE_WORD = lazy_regex(r"""(?:[^\s"'\\]|\\.|"[^"]*"?|'[^']*'?)+""")
 def read_directives(source: MappedText, comments: set[int]) -> list[Directive]:
     """Return the options of every line that starts with ``#SBATCH``; `comments` are the offsets where comments
     start."""
-    found: list[Directive] = []
+    directives: list[Directive] = []
     late = False
     offset = 0
     # The lines of a here-document in an unknown value, $(sbatch << EOF ...), are no lines of this script.
     text = UNKNOWN_PART.sub(lambda m: m[0].replace("\n", " "), source.text)
     for line in text.split("\n"):
         if line.startswith("#SBATCH") and line[7:8] in (" ", "\t", "-", "\r", "") and source.where(offset) in comments:
-            found += _options(source.part(offset, offset + len(line.rstrip())), late)
+            directives += _options(source.part(offset, offset + len(line.rstrip())), late)
         elif line.strip() and not line.lstrip().startswith("#"):
             late = True
         offset += len(line) + 1
-    return found
+    return directives
 
 
 UNKNOWN_PART = lazy_regex(f"{UNRESOLVED_OPEN}[^{UNRESOLVED_CLOSE}]*{UNRESOLVED_CLOSE}")
@@ -208,20 +208,20 @@ def _options(source: MappedText, late: bool) -> list[Directive]:
         if word[0].startswith("#"):
             break
         words.append((word[0], word.start()))
-    found: list[Directive] = []
+    directives: list[Directive] = []
     i = 0
     while i < len(words):
         text, column = words[i]
         i += 1
         if not text.startswith("-") or len(text) < 2:
-            found.append(Directive("", text, source.where(column), line[column:], late))
+            directives.append(Directive("", text, source.where(column), line[column:], late))
             continue
         name, value, follows = slurm_option(text)
         if follows and i < len(words):
             value = words[i][0]
             i += 1
-        found.append(Directive(name, _plain(value), source.where(column), line[column:], late))
-    return found
+        directives.append(Directive(name, _plain(value), source.where(column), line[column:], late))
+    return directives
 
 
 def _plain(value: str | None) -> str | None:
@@ -337,9 +337,9 @@ def _split(program: str, rest: list[Argument]) -> int | None:
     elif program in WRAPPERS:
         also = STARTERS if program in CONTAINERS else set[str]()  # mpirun in a container starts the program
         served = [*(a.text == "serve" for a in rest[1:]), False]  # the name alone may be that of an environment
-        found = (is_target(a.text) or basename(a.text) in also or (basename(a.text) == "vllm" and served[i])
+        targets = (is_target(a.text) or basename(a.text) in also or (basename(a.text) == "vllm" and served[i])
                  for i, a in enumerate(rest))  # fmt: skip
-        end = next((i for i, is_command in enumerate(found) if is_command), len(rest))
+        end = next((i for i, is_command in enumerate(targets) if is_command), len(rest))
     else:
         return None
     return end if end < len(rest) else None

@@ -144,14 +144,16 @@ PLACEHOLDER = lazy_regex(
 
 def find_placeholders(text: str, comments: set[int]) -> list[tuple[int, str]]:
     """Return places and texts of the parts that a template leaves open; comments other than #SBATCH are left out."""
-    found: list[tuple[int, str]] = []
+    placeholders: list[tuple[int, str]] = []
     for offset, line in _lines_with_placeholders(text):
         start = line.lstrip()
         if not start.startswith("#") or start.startswith("#SBATCH"):
             end = min((c - offset for c in comments if offset < c < offset + len(line)), default=len(line))
             end = len(line) if start.startswith("#SBATCH") else end
-            found += [(offset + m.start(), m[0]) for m in PLACEHOLDER.finditer(line[:end]) if "mktemp" not in line]
-    return found
+            placeholders += [
+                (offset + m.start(), m[0]) for m in PLACEHOLDER.finditer(line[:end]) if "mktemp" not in line
+            ]
+    return placeholders
 
 
 @lru_cache(maxsize=4)
@@ -167,9 +169,9 @@ def neutralise_placeholders(text: str) -> str:
     return PLACEHOLDER.sub(_neutral, text)
 
 
-def _neutral(found: re.Match[str]) -> str:
-    if found[0].startswith("<"):
-        return re.sub(r"[<>|]", "_", found[0])
-    if found[0].startswith("#"):
-        return re.sub(r"[^\w/]", "_", found[0])
-    return re.sub(r"[%()]", "_", found[0]) if found[0].startswith("%(") else found[0]
+def _neutral(match: re.Match[str]) -> str:
+    if match[0].startswith("<"):
+        return re.sub(r"[<>|]", "_", match[0])
+    if match[0].startswith("#"):
+        return re.sub(r"[^\w/]", "_", match[0])
+    return re.sub(r"[%()]", "_", match[0]) if match[0].startswith("%(") else match[0]

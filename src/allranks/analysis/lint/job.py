@@ -163,13 +163,13 @@ class JobDescription:
         return self.is_job or bool(OTHER_BATCH_SYSTEMS.search(self.text))
 
     def heads(self, name: str) -> str | None:
-        found = self.heading.get(name)
-        return found.value if found else None
+        option = self.heading.get(name)
+        return option.value if option else None
 
     @cached_property
     def launches(self) -> list[LauncherCall]:
         """Return the calls that start ranks, in the order of the file."""
-        found: list[LauncherCall] = []
+        launches: list[LauncherCall] = []
         for call, following in zip_longest(self.calls, self.calls[1:]):
             if call.in_substitution:
                 continue
@@ -178,10 +178,10 @@ class JobDescription:
                 cut = any(a.text and not a.text.strip() for a in call.args) or (
                     following is not None and following.written.startswith("-")
                 )
-                found.append(LauncherCall(call.program, call, options.last, options.repeated, options.unknown, cut))
+                launches.append(LauncherCall(call.program, call, options.last, options.repeated, options.unknown, cut))
             elif PYTHON.match(call.program) and _runs_file(call) and (call.srun or starts_with_mpi(call)):
-                found.append(LauncherCall("python", call, {}))
-        return found
+                launches.append(LauncherCall("python", call, {}))
+        return launches
 
     def number(self, text: str | None, depth: int = 0) -> int | None:
         """Return a count written as digits, as one of Slurm's variables, or calculated from these; None if it is
@@ -341,8 +341,8 @@ class JobDescription:
         """Return the version of Slurm, if it was given or the script loads a module of it."""
         loaded = re.search(r"^\s*(?:module\s+load|ml)\s.*?\bslurm/(\d\d\.\d\d)", self.text, re.MULTILINE)
         text = self._slurm_version or (loaded[1] if loaded else "")
-        found = re.match(r"(?:slurm[- ]?)?(\d\d)\.(\d\d)", text)
-        return (int(found[1]), int(found[2])) if found else None
+        match = re.match(r"(?:slurm[- ]?)?(\d\d)\.(\d\d)", text)
+        return (int(match[1]), int(match[2])) if match else None
 
     @cached_property
     def sources_files(self) -> bool:
@@ -353,8 +353,8 @@ class JobDescription:
         """Return the outermost commands that do the job's work: launches, and Python programs without a launcher."""
         outer = [la.call.under[0] if la.call.under else la.call for la in self.launches]
         plain = [c for c in self.calls if PYTHON.match(c.program) and _runs_file(c) and not c.in_substitution]
-        found = {c.offset: c for c in [*outer, *(c.under[0] if c.under else c for c in plain)]}
-        return [found[offset] for offset in sorted(found)]
+        steps = {c.offset: c for c in [*outer, *(c.under[0] if c.under else c for c in plain)]}
+        return [steps[offset] for offset in sorted(steps)]
 
     @cached_property
     def work_calls(self) -> list[ProgramCall]:
@@ -400,11 +400,11 @@ class JobDescription:
     @cached_property
     def by_name(self) -> dict[str, list[Assignment]]:
         """Return the assignments of each variable, without `unset`."""
-        found: dict[str, list[Assignment]] = {}
+        assignments: dict[str, list[Assignment]] = {}
         for item in self.assignments:
             if not item.removed:
-                found.setdefault(item.name, []).append(item)
-        return found
+                assignments.setdefault(item.name, []).append(item)
+        return assignments
 
     @cached_property
     def used_names(self) -> set[str]:

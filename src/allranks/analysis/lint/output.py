@@ -40,10 +40,10 @@ def show_report(console: Console, report: LintReport, hidden: int = 0) -> None:
         hidden: findings below the level that is shown.
     """
     for name in report.files:
-        found = [f for f in report.findings if f.file == name]
-        if found:
+        findings = [f for f in report.findings if f.file == name]
+        if findings:
             _print(console, Text(name, style="bold underline"))
-            _show_file(console, found)
+            _show_file(console, findings)
     for item in report.allowed:
         _print(console, Text(f"allowed  {item.file}:{item.line}  {item.message} [{item.id}]", style="dim"))
     for problem in report.unread:
@@ -53,9 +53,9 @@ def show_report(console: Console, report: LintReport, hidden: int = 0) -> None:
     _print(console, Text(summary(report) + more))
 
 
-def _show_file(console: Console, found: list[LintFinding]) -> None:
+def _show_file(console: Console, findings: list[LintFinding]) -> None:
     groups: dict[tuple[str, str], list[LintFinding]] = {}
-    for item in found:
+    for item in findings:
         groups.setdefault((item.id, item.message), []).append(item)
     explained: set[tuple[str, str, str]] = set()
     quoted = 0
@@ -237,7 +237,7 @@ class Repair(msgspec.Struct, frozen=True):
 
 def plan_repairs(report: LintReport) -> list[Repair]:
     """Return the repairs of every file that has any; files that are not valid UTF-8 are left alone."""
-    found = []
+    repairs = []
     for name in dict.fromkeys(report.files):
         findings = [f for f in report.findings if f.file == name and f.fix]
         if not findings or name == STDIN_NAME:
@@ -250,8 +250,8 @@ def plan_repairs(report: LintReport) -> list[Repair]:
         if any(not _still_there(text, finding) for finding in findings):
             continue
         after = apply_edits(text, [edit for finding in findings for edit in finding.fix])
-        found.append(Repair(Path(name), before, after.encode("utf-8"), len(findings), _diff(name, text, after)))
-    return found
+        repairs.append(Repair(Path(name), before, after.encode("utf-8"), len(findings), _diff(name, text, after)))
+    return repairs
 
 
 def _still_there(text: str, finding: LintFinding) -> bool:
@@ -290,15 +290,15 @@ def write_repair(repair: Repair) -> None:
     try:
         if path.read_bytes() != repair.before:
             raise RequestError(f"{repair.path} has changed since it was read; nothing was written to it")
-        found = path.stat()
+        info = path.stat()
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "wb") as file:
             file.write(repair.after)
             file.flush()
             os.fsync(file.fileno())
             with suppress(PermissionError):
-                os.fchown(file.fileno(), found.st_uid, found.st_gid)
-            os.fchmod(file.fileno(), found.st_mode & 0o7777)
+                os.fchown(file.fileno(), info.st_uid, info.st_gid)
+            os.fchmod(file.fileno(), info.st_mode & 0o7777)
         temporary.replace(path)
     except OSError as error:
         with suppress(OSError):

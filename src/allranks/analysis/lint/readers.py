@@ -109,7 +109,7 @@ class _CommandReader:
             self.reading.named.update(w.literal or "" for w in words)
         if self.program == "let":
             texts = ["".join(part.source.text for part in w.parts) for w in words[1:]]
-            self.reading.named.update(found[0] for text in texts if (found := VARIABLE.match(text)))
+            self.reading.named.update(match[0] for text in texts if (match := VARIABLE.match(text)))
         for word in words:
             self._note_uses(word)
         self.redirects = True
@@ -158,12 +158,12 @@ class _CommandReader:
                 self.reading.assignments.append(gone)
 
     def _assign(self, word: Word, exported: bool, keep: bool = True) -> Assignment | None:
-        found = self._assigns(word)
-        if found is None:
+        assignment = self._assigns(word)
+        if assignment is None:
             return None
-        name, appends = found[1], bool(found[3])
+        name, appends = assignment[1], bool(assignment[3])
         head = word.parts[0].source
-        rest = (WordPart("text", head.part(found.end(), len(head.text)), False), *word.parts[1:])
+        rest = (WordPart("text", head.part(assignment.end(), len(head.text)), False), *word.parts[1:])
         source = self._flatten(rest)
         items = None if word.items is None else tuple(self._flatten(item.parts) for item in word.items)
         if items is not None:
@@ -184,18 +184,18 @@ class _CommandReader:
         )  # fmt: skip
         if keep:
             self.reading.assignments.append(made)
-            if found[2] is None:
+            if assignment[2] is None:
                 self.reading.variables[name] = ShellVariable(source, exported, items)
         return made
 
     def _note_uses(self, word: Word) -> None:
         for part in word.parts:
             if part.kind == "variable":
-                found = VARIABLE.match(part.source.text.lstrip("!#"))
-                if found:
-                    rest = part.source.text.lstrip("!#")[found.end() :]
-                    self._use(found[1], part.source.where(0), rest)
-                    for name in INNER_NAMES.findall(part.source.text[found.end() :]):
+                match = VARIABLE.match(part.source.text.lstrip("!#"))
+                if match:
+                    rest = part.source.text.lstrip("!#")[match.end() :]
+                    self._use(match[1], part.source.where(0), rest)
+                    for name in INNER_NAMES.findall(part.source.text[match.end() :]):
                         self._use(name, part.source.where(0), "")
             elif part.kind == "arithmetic":
                 text = COMMAND_INSIDE.sub(
@@ -240,11 +240,11 @@ class _CommandReader:
 
     def _value(self, text: str, offset: int) -> MappedText:
         """Return what the shell puts in the place of ``${text}``."""
-        found = VARIABLE.match(text)
-        known = self.reading.variables.get(found[1]) if found else None
-        if found is None or known is None:
+        match = VARIABLE.match(text)
+        known = self.reading.variables.get(match[1]) if match else None
+        if match is None or known is None:
             return unresolved_text(restore_variables(text), offset)
-        index, operator = (found[2] or "")[1:-1], text[found.end() :]
+        index, operator = (match[2] or "")[1:-1], text[match.end() :]
         if operator and not operator.startswith(DEFAULTS):
             return unresolved_text(restore_variables(text), offset)
         if known.items is not None and index not in ("@", "*"):
@@ -390,7 +390,7 @@ def _from_env(arg: Argument, call: ProgramCall) -> Assignment:
 def _fields(source: MappedText, split: list[bool]) -> list[MappedText]:
     """Split at the blanks of unquoted variables, which `split` marks, as the shell does; unresolved parts stay
     whole."""
-    found: list[MappedText] = []
+    fields: list[MappedText] = []
     start, inside = None, False
     for i, char in enumerate(source.text):
         inside = (inside or char == UNRESOLVED_OPEN) and char != UNRESOLVED_CLOSE
@@ -398,11 +398,11 @@ def _fields(source: MappedText, split: list[bool]) -> list[MappedText]:
         if not blank and start is None:
             start = i
         if blank and start is not None:
-            found.append(source.part(start, i))
+            fields.append(source.part(start, i))
             start = None
     if start is not None:
-        found.append(source.part(start, len(source.text)))
-    return found
+        fields.append(source.part(start, len(source.text)))
+    return fields
 
 
 NAME_VALUE_LINE = lazy_regex(
@@ -415,12 +415,12 @@ def read_environment(text: str) -> ShellReader:
     reading = ShellReader()
     offset = 0
     for line in text.splitlines(keepends=True):
-        found = NAME_VALUE_LINE.match(line)
-        if found:
-            raw = line[found.end() :].rstrip("\r\n")
+        match = NAME_VALUE_LINE.match(line)
+        if match:
+            raw = line[match.end() :].rstrip("\r\n")
             value, start = _unquoted(raw)
-            source = MappedText(value, range(offset + found.end() + start, offset + found.end() + start + len(value)))
-            reading.assignments.append(Assignment(found[1], source, offset + found.start(1), True))
+            source = MappedText(value, range(offset + match.end() + start, offset + match.end() + start + len(value)))
+            reading.assignments.append(Assignment(match[1], source, offset + match.start(1), True))
         offset += len(line)
     return reading
 
@@ -446,8 +446,8 @@ def read_spec(text: str, spec: Any) -> tuple[ShellReader, list[tuple[str, int]]]
 
 
 def _key(text: str, name: str) -> int:
-    found = re.search(rf"(?<![A-Za-z0-9_]){re.escape(name)}['\"]?\s*:", text)
-    return found.start() if found else 0
+    match = re.search(rf"(?<![A-Za-z0-9_]){re.escape(name)}['\"]?\s*:", text)
+    return match.start() if match else 0
 
 
 def blank_comments(text: str, comments: list[Comment]) -> str:
@@ -483,9 +483,9 @@ def calculate(text: str, value_of: Callable[[str], int | None]) -> int | None:
         return None
     unknown = False
 
-    def number(found: re.Match[str]) -> str:
+    def number(match: re.Match[str]) -> str:
         nonlocal unknown
-        value = value_of(found[1])
+        value = value_of(match[1])
         unknown = unknown or value is None
         return str(value)
 

@@ -159,9 +159,9 @@ class WordReader(ABC):
             self.i = end
         elif text.startswith("$'", begun) and not quoted:
             self._dollar_single(parts)
-        elif found := NAME.match(text, begun + 1):
-            parts.append(WordPart("variable", self.source.part(begun + 1, found.end()), quoted))
-            self.i = found.end()
+        elif match := NAME.match(text, begun + 1):
+            parts.append(WordPart("variable", self.source.part(begun + 1, match.end()), quoted))
+            self.i = match.end()
         elif text[begun + 1 : begun + 2] in set("0123456789@*#?$!-"):
             parts.append(WordPart("variable", self.source.part(begun + 1, begun + 2), quoted))
             self.i = begun + 2
@@ -335,10 +335,10 @@ class Lexer(WordReader):
 
     def _operator(self) -> int:
         """Parse one operator; return how it changes the level of parentheses."""
-        found = OPERATOR.match(self.text, self.i)
-        assert found is not None  # the caller has seen its first character
-        operator, begun = found[0], self.i
-        self.i = found.end()
+        match = OPERATOR.match(self.text, self.i)
+        assert match is not None  # the caller has seen its first character
+        operator, begun = match[0], self.i
+        self.i = match.end()
         if operator in "|(" and self._cases and self._cases[-1]:
             return 0  # case x in (a|b)
         self._in_test = False

@@ -52,8 +52,8 @@ def general_findings(text: str) -> list[GeneralFinding]:
     checker = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
     if checker is None:
         return syntax
-    found = list(_of_shellcheck(checker, text))
-    named = [f for f in found if f.id not in PARSER]
+    findings = list(_of_shellcheck(checker, text))
+    named = [f for f in findings if f.id not in PARSER]
     # A script that bash accepts has no syntax error, whatever ShellCheck's parser says.
     return named + (
         syntax if syntax and not any(f.severity == "error" and f.id.startswith("SC1") for f in named) else []

@@ -103,8 +103,8 @@ _AMD = (
 
 def _amd(fields: Fields) -> Reading | None:
     told = f"The AMD GPU driver reports: {fields['text'].strip()[:160]}."
-    found = ((owner, weight) for words, owner, weight in _AMD if words in fields["text"].lower())
-    return next((Reading(owner, weight, told) for owner, weight in found), None)
+    classes = ((owner, weight) for words, owner, weight in _AMD if words in fields["text"].lower())
+    return next((Reading(owner, weight, told) for owner, weight in classes), None)
 
 
 # Error codes of Ascend's CANN, as its manual lists them.
@@ -200,8 +200,8 @@ def _exit_code(fields: Fields) -> Reading | None:
 def _mpi_end(fields: Fields) -> Reading | None:
     """Read the rank and the signal of an MPI launcher's report."""
     rank = int(fields["rank"]) if "rank" in fields else None
-    found = _SIGNALS.get(fields["signal"])
-    return Reading(found[0], LIKELY, rank=rank) if found else None
+    ended_by = _SIGNALS.get(fields["signal"])
+    return Reading(ended_by[0], LIKELY, rank=rank) if ended_by else None
 
 
 _MESSAGES = (

@@ -156,16 +156,16 @@ def _strength(candidate: CandidateCause) -> float:
 
 
 def _mark_explained(case: DiagnosisCase) -> None:
-    found = case.candidates
+    candidates = case.candidates
     for name, echoes in _EXPLAINS.items():
-        if name in found and not found[name].explained:
-            for echo in echoes & found.keys():
-                if found[echo].score <= found[name].score + 0.02:
-                    found[echo].explained = True
+        if name in candidates and not candidates[name].explained:
+            for echo in echoes & candidates.keys():
+                if candidates[echo].score <= candidates[name].score + 0.02:
+                    candidates[echo].explained = True
     _hangs_and_crashes(case)
-    strong = [c for c in found.values() if not c.explained and c.score > LIKELY - 0.1 and c.id not in _GENERAL]
-    own = [c for c in found.values() if not c.explained and c.id in _SELF_REPORTED]
-    for candidate in found.values():
+    strong = [c for c in candidates.values() if not c.explained and c.score > LIKELY - 0.1 and c.id not in _GENERAL]
+    own = [c for c in candidates.values() if not c.explained and c.id in _SELF_REPORTED]
+    for candidate in candidates.values():
         others = [c for c in strong if c is not candidate]
         if candidate.id in _ENDS | _HANGS - {"first_collective_failed"} and (others or own):
             candidate.explained = True
@@ -185,14 +185,14 @@ _ABORT = re.compile(r"SIGABRT|\babort|(?<![\d.])-6\b|\b134\b|\bsignal:? 6\b|0:6\
 
 def _hangs_and_crashes(case: DiagnosisCase) -> None:
     """Mark SIGABRT as explained if the watchdog sent it, and lower the score of a crash beside a stronger cause."""
-    found = case.candidates
-    died = found.get("rank_died")
+    candidates = case.candidates
+    died = candidates.get("rank_died")
     if died is None:
         return
     aborts = all(_ABORT.search(s.text) for s in died.signals)
     told = case.facts("watchdog") or [
         c
-        for c in found.values()
+        for c in candidates.values()
         if c is not died and c.score >= POSSIBLE and c.id not in ("slurm_cancelled", "peer_died_first")
     ]
     if aborts and (told or only_reported(died)):
@@ -200,7 +200,7 @@ def _hangs_and_crashes(case: DiagnosisCase) -> None:
         return
     if only_reported(died):
         died.against.append("only the signal is known: these logs show neither where nor why the process crashed")
-    if any(c.score >= 0.9 and c.id not in _GENERAL for c in found.values()):
+    if any(c.score >= 0.9 and c.id not in _GENERAL for c in candidates.values()):
         died.score = min(died.score, POSSIBLE)
 
 
@@ -220,7 +220,7 @@ _ENDED = FAILURE_SIGNS["launcher_report"]
 
 def find_signs(case: DiagnosisCase) -> list[tuple[FailureSign, LogSignal]]:
     """Return the signs of failure that the job did not survive, strong ones first, in order of files and lines."""
-    found: list[tuple[FailureSign, LogSignal]] = []
+    signs: list[tuple[FailureSign, LogSignal]] = []
     seen: set[tuple[int, int]] = set()
     for signal in case.signals:
         sign = _sign(signal)
@@ -232,8 +232,8 @@ def find_signs(case: DiagnosisCase) -> list[tuple[FailureSign, LogSignal]]:
         if case.survived(signal) or (not sign.strong and case.went_on_after(signal)):
             continue
         seen.add((signal.file, signal.line))
-        found.append((sign, signal))
-    return sorted(found, key=lambda pair: (not pair[0].strong, pair[1].file, pair[1].line))
+        signs.append((sign, signal))
+    return sorted(signs, key=lambda pair: (not pair[0].strong, pair[1].file, pair[1].line))
 
 
 def _sign(signal: LogSignal) -> FailureSign | None:
@@ -359,12 +359,12 @@ def kind_of(candidate: CandidateCause) -> str:
 
 def confidences(candidates: list[CandidateCause]) -> list[float]:
     """Return the confidence of each candidate, in the order of the findings; none is above the one before it."""
-    found: list[float] = []
+    values: list[float] = []
     for candidate in candidates:
         rivals = [c for c in candidates if c is not candidate and c.score >= candidate.score]
         value = _confidence(candidate, contradictions=len(candidate.against) + len(rivals[:1]))
-        found.append(round(min([value, *found[-1:]]), 2))
-    return found
+        values.append(round(min([value, *values[-1:]]), 2))
+    return values
 
 
 def _confidence(candidate: CandidateCause, *, contradictions: int) -> float:
@@ -462,13 +462,13 @@ def _evidence(case: DiagnosisCase, signals: list[LogSignal], *, sizes: bool = Fa
 
 def describe_harmless(case: DiagnosisCase, recovered: list[LogSignal]) -> list[BenignFinding]:
     """Return the harmless messages, and those that the job survived or that nothing failed beside."""
-    found: dict[str, tuple[str, list[LogSignal]]] = {}
+    messages: dict[str, tuple[str, list[LogSignal]]] = {}
     for signal in case.signals:
         if signal.kind == "benign":
-            found.setdefault(signal.owner, (BENIGN_MESSAGES[signal.owner].why, []))[1].append(signal)
+            messages.setdefault(signal.owner, (BENIGN_MESSAGES[signal.owner].why, []))[1].append(signal)
     for signal in recovered:
         why = "The job continued after it, or nothing failed beside it."
-        found.setdefault(f"recovered_{signal.owner}", (why, []))[1].append(signal)
+        messages.setdefault(f"recovered_{signal.owner}", (why, []))[1].append(signal)
     return [
         BenignFinding(
             id=name,
@@ -476,5 +476,5 @@ def describe_harmless(case: DiagnosisCase, recovered: list[LogSignal]) -> list[B
             count=_count(case, signals),
             evidence=_evidence(case, signals[:1])[0],
         )
-        for name, (why, signals) in found.items()
+        for name, (why, signals) in messages.items()
     ]

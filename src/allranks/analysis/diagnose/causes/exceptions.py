@@ -43,12 +43,12 @@ def detect_exceptions(case: DiagnosisCase) -> None:
     plain = [s for s in own if s not in communication]
     plain = [s for s in plain if not _after_lost_peer(case, s)] or plain
     if communication and not case.candidates:
-        found = case.propose("collective_hang", POSSIBLE, communication)
-        found.cause = (
+        candidate = case.propose("collective_hang", POSSIBLE, communication)
+        candidate.cause = (
             "An operation between the ranks failed, and the log does not say why: it contains only a general message "
             "of NCCL or Gloo."
         )
-        found.next_test = (
+        candidate.next_test = (
             "run again with NCCL_DEBUG=INFO (or TORCH_CPP_LOG_LEVEL=INFO) and give diagnose all ranks' logs"
         )
     if not plain and not communication and not case.candidates:
@@ -57,10 +57,10 @@ def detect_exceptions(case: DiagnosisCase) -> None:
         ended = first_exit(case).rank
         first = sort_by_time([s for s in plain if ended is not None and s.rank == ended] or plain)[0]
         named = first.groups["type"] not in _GENERAL
-        found = case.propose(
+        candidate = case.propose(
             "application_error", 0.74 if named else POSSIBLE - 0.05, [first, *[s for s in plain if s is not first]]
         )
-        _explain(case, found, first)
+        _explain(case, candidate, first)
 
 
 _LAUNCHER = re.compile(
@@ -80,16 +80,16 @@ _QUOTED = re.compile(r"\b(?:\w+\.)*(?P<type>[A-Z]\w*(?:Error|Exception))\b(?:\([
 
 def _quoted_exceptions(case: DiagnosisCase) -> list[LogSignal]:
     """Return lines marked as errors that quote an exception, which the program caught to log it."""
-    found: list[LogSignal] = []
+    quoted: list[LogSignal] = []
     for signal in case.signals:
         match = _QUOTED.search(signal.text) if signal.kind == "sign" and signal.owner == "error_line" else None
         if match and not _CONSEQUENCES.fullmatch(match["type"]) and not case.went_on_after(signal):
             signal.groups.update(type=match["type"], message=match["message"].strip("\"'() "))
-            found.append(signal)
-    return found
+            quoted.append(signal)
+    return quoted
 
 
-def _explain(case: DiagnosisCase, found: CandidateCause, first: LogSignal) -> None:
+def _explain(case: DiagnosisCase, candidate: CandidateCause, first: LogSignal) -> None:
     """Set cause, remedy and test of an exception, by its family; say what follows it only if something does."""
     what = _what(first)
     ours = first.emitter == "allranks" or first.groups.get("known") == "true"
@@ -100,10 +100,10 @@ def _explain(case: DiagnosisCase, found: CandidateCause, first: LogSignal) -> No
         where = f" It was raised in {raised}" + (f", called from {own}." if own and own != raised else ".")
     after = " What follows it is the shutdown of the other processes." if _is_followed(case, first) else ""
     means = f" {family.means}" if family else ""
-    found.cause = f"The program raised {what[:200].rstrip('. ')}.{where}{means}{after}"
+    candidate.cause = f"The program raised {what[:200].rstrip('. ')}.{where}{means}{after}"
     if family is not None:
-        found.title = f"an exception of the program: {family.title}"
-        found.fix, found.next_test = family.fix, family.next_test
+        candidate.title = f"an exception of the program: {family.title}"
+        candidate.fix, candidate.next_test = family.fix, family.next_test
 
 
 def own_place(signal: LogSignal) -> str:
@@ -172,12 +172,12 @@ def detect_unwritable_output(case: DiagnosisCase) -> None:
         frames = signal.frames[-NEAR_FRAMES:]
         writes = any(map(_WRITERS.search, frames)) and not any(map(_READERS.search, frames))
         if writes and _CANNOT_OPEN.search(signal.groups.get("message", "")) and not case.survived(signal):
-            found = case.propose("output_not_writable", LIKELY, [signal])
-            found.cause = (
+            candidate = case.propose("output_not_writable", LIKELY, [signal])
+            candidate.cause = (
                 f"A file could not be opened for writing: {signal.groups['message'][:200].rstrip('. ')}. Its folder "
                 "does not exist or is not writable on that node, or the file system or a quota is full."
             )
-            found.next_test = (
+            candidate.next_test = (
                 "touch a file in that folder from within a job step on each node; df -h, df -i and quota -s of it"
             )
 

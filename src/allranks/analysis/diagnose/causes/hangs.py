@@ -74,18 +74,18 @@ def _work(signal: LogSignal, wrapped: list[LogSignal]) -> TimedOutCollective:
     """Return the collective that a report names, in its own line or, if that was wrapped, in one of the next lines."""
     after = [s for s in wrapped if s.file == signal.file and 0 < s.line - signal.line <= 3]
     text = signal.groups.get("work") or (after[0].groups["work"] if after else "") or signal.text
-    found = {name: m.group(1) for name, pattern in _FIELD.items() if (m := pattern.search(text))}
+    fields = {name: m.group(1) for name, pattern in _FIELD.items() if (m := pattern.search(text))}
     for name, pattern in _LOOSE.items():
-        if name not in found and (m := pattern.search(text)):
-            found[name] = m.group(1)
-    size = found.get("elements_in") or found.get("shape") or ""
+        if name not in fields and (m := pattern.search(text)):
+            fields[name] = m.group(1)
+    size = fields.get("elements_in") or fields.get("shape") or ""
     return TimedOutCollective(
         signal.rank,
-        int(found["seq"]) if "seq" in found else None,
-        found.get("op"),
+        int(fields["seq"]) if "seq" in fields else None,
+        fields.get("op"),
         size,
-        int(found.get("elements_in", 0)),
-        int(found.get("elements_out", 0)),
+        int(fields.get("elements_in", 0)),
+        int(fields.get("elements_out", 0)),
         signal,
     )
 
@@ -117,8 +117,10 @@ def _mismatched_calls(case: DiagnosisCase, works: list[TimedOutCollective]) -> N
     elif len(numbers) > 1 and len({(w.op, w.size) for w in told}) > 1:
         at = ", ".join(f"rank {w.rank} at {w.seq} ({w.op})" for w in sorted(told, key=lambda w: w.seq or 0)[:4])
         behind = min(told, key=lambda w: w.seq or 0)
-        found = case.propose("collective_mismatch", 0.75, shown, cause=f"The ranks are at different collectives: {at}.")
-        found.rank = behind.rank
+        candidate = case.propose(
+            "collective_mismatch", 0.75, shown, cause=f"The ranks are at different collectives: {at}."
+        )
+        candidate.rank = behind.rank
 
 
 def _sizes_by_rule(told: list[TimedOutCollective]) -> list[str]:
@@ -153,12 +155,12 @@ def _checkpoint(case: DiagnosisCase, works: list[TimedOutCollective], signals: l
         return
     huge = [w for w in works if w.elements_out >= WHOLE_MODEL_ELEMENTS and w.op and "GATHER" in w.op.upper()]
     if huge:
-        found = case.propose("checkpoint_collective", POSSIBLE + 0.04, [w.signal for w in huge])
-        found.cause = (
+        candidate = case.propose("checkpoint_collective", POSSIBLE + 0.04, [w.signal for w in huge])
+        candidate.cause = (
             f"The gather that did not finish has {huge[0].elements_out:,} output elements, more than one layer: most "
             "likely it gathers the whole model to save a checkpoint."
         )
-        found.against.append(
+        candidate.against.append(
             "the log does not show what the program was doing; a sharded layer of that size would look the same"
         )
 
@@ -194,9 +196,9 @@ def _first(case: DiagnosisCase, works: list[TimedOutCollective]) -> None:
     later = [w for w in works if w.seq is not None and w.seq > 1]
     if (first or none_done) and not later and not some_done:
         score = 0.72 if first and none_done else 0.68 if works or case.candidates.get("collective_hang") else POSSIBLE
-        found = case.propose("first_collective_failed", score, [*first, *none_done])
+        candidate = case.propose("first_collective_failed", score, [*first, *none_done])
         op = next((f" ({w.op})" for w in works if w.op), "")
-        found.cause = (
+        candidate.cause = (
             f"The very first collective{op} never finished on any rank that reported. Usual reasons: GPU peer-to-peer "
             "copies that IOMMU or PCIe ACS break, a network path that does not transfer data, a rank that is still in "
             "its setup, or one bad node."
@@ -211,10 +213,10 @@ def _two_groups(case: DiagnosisCase, works: list[TimedOutCollective]) -> None:
             by_rank.setdefault(work.rank, []).append(work)
     for rank, own in by_rank.items():
         if len({(w.seq, w.op) for w in own}) > 1 and len({w.op for w in own}) > 1:
-            found = case.propose("collective_mismatch", 0.68, [w.signal for w in own[:3]])
-            found.rank = rank
+            candidate = case.propose("collective_mismatch", 0.68, [w.signal for w in own[:3]])
+            candidate.rank = rank
             named = ", ".join(f"{w.op} {w.seq}" for w in own[:3])
-            found.cause = (
+            candidate.cause = (
                 f"Rank {rank} waits in several groups at once ({named}): ranks that call the collectives of two groups "
                 "in different order wait for each other."
             )
@@ -236,14 +238,14 @@ def _never_called(case: DiagnosisCase, works: list[TimedOutCollective]) -> None:
             if s.groups["enqueued"] == s.groups["completed"] and 0 < int(s.groups["enqueued"]) < (first.seq or 0)
         }
         if idle:
-            found = case.propose("collective_mismatch", 0.75, [*(w.signal for w in stuck[:3]), *idle.values()])
-            found.rank = min(idle)
-            found.cause = (
+            candidate = case.propose("collective_mismatch", 0.75, [*(w.signal for w in stuck[:3]), *idle.values()])
+            candidate.rank = min(idle)
+            candidate.cause = (
                 f"Rank {first.rank} waits in collective {first.seq} ({first.op}) of its group; rank "
                 f"{', '.join(str(r) for r in sorted(idle)[:8])} had completed all earlier calls, up to "
                 f"{next(iter(idle.values())).groups['enqueued']}, and had not made this one."
             )
-            found.against.append("a rank that is only delayed by data or a checkpoint looks the same")
+            candidate.against.append("a rank that is only delayed by data or a checkpoint looks the same")
             return
 
 
@@ -257,14 +259,14 @@ def _missing(case: DiagnosisCase, works: list[TimedOutCollective], signals: list
     """Report ranks of the group without a timeout report. A rank that dumped on request of another may also have
     waited."""
     told = {w.rank for w in works if w.rank is not None}
-    found = case.propose("collective_hang", POSSIBLE, signals)
+    candidate = case.propose("collective_hang", POSSIBLE, signals)
     size = _group_size(works) or (case.world_size if len(case.scans) > 1 else None)
     later = all(w.seq is None or w.seq > EARLY_COLLECTIVES for w in works)
     if size and told and len(told) < size <= MAX_RANKS and later and not case.facts("told_to_dump"):
         absent = sorted(set(range(size)) - told) if size == case.world_size else []
         _report_missing(case, size, told, absent, signals)
     if len(told) > 1:
-        found.against.append("calls and sizes of the ranks that reported agree, so their logs show no mismatch")
+        candidate.against.append("calls and sizes of the ranks that reported agree, so their logs show no mismatch")
 
 
 def _report_missing(
@@ -314,8 +316,8 @@ def detect_rank_outside_collective(case: DiagnosisCase) -> None:
     if not others:
         places = {s.where for s in waiting}
         if len(places) > 1:
-            found = case.propose("collective_mismatch", 0.7, [s.signal for s in waiting[:4]])
-            found.cause = (
+            candidate = case.propose("collective_mismatch", 0.7, [s.signal for s in waiting[:4]])
+            candidate.cause = (
                 "All ranks wait in collectives, but not in the same one: "
                 + "; ".join(f"{_name(s)} in {s.where}" for s in waiting[:4])
                 + "."
@@ -325,9 +327,9 @@ def detect_rank_outside_collective(case: DiagnosisCase) -> None:
         return
     out = others[0]
     kind = {"data": "dataloader_hang", "checkpoint": "checkpoint_collective"}.get(out.doing, "collective_mismatch")
-    found = case.propose(kind, 0.88, [o.signal for o in others[:3]] + [w.signal for w in waiting[:2]])
-    found.rank, found.host = out.rank, out.host
-    found.cause = (
+    candidate = case.propose(kind, 0.88, [o.signal for o in others[:3]] + [w.signal for w in waiting[:2]])
+    candidate.rank, candidate.host = out.rank, out.host
+    candidate.cause = (
         f"{len(waiting)} of {len(standing)} processes wait in a collective; {_name(out)} is in {out.where} instead."
     )
 
@@ -375,14 +377,18 @@ def detect_diverging_calls(case: DiagnosisCase) -> None:
     dumps = {
         f.rank: (scan.file, f.calls) for scan in case.scans if (f := scan.flight) is not None and f.rank is not None
     }
-    for found in open_collectives({rank: calls for rank, (_, calls) in dumps.items()}):
-        own = {rank: (file, [c for c in calls if c.group == found.group]) for rank, (file, calls) in dumps.items()}
+    for collective in open_collectives({rank: calls for rank, (_, calls) in dumps.items()}):
+        own = {rank: (file, [c for c in calls if c.group == collective.group]) for rank, (file, calls) in dumps.items()}
         last = {rank: (file, max(calls, key=lambda c: c.seq)) for rank, (file, calls) in own.items() if calls}
-        _first_open(case, found, last, alone=len(dumps) < 2)
+        _first_open(case, collective, last, alone=len(dumps) < 2)
 
 
 def _first_open(
-    case: DiagnosisCase, found: OpenCollective[RecordedCall], last: dict[int, tuple[int, RecordedCall]], *, alone: bool
+    case: DiagnosisCase,
+    collective: OpenCollective[RecordedCall],
+    last: dict[int, tuple[int, RecordedCall]],
+    *,
+    alone: bool,
 ) -> None:
     """Propose the cause of one group.
 
@@ -390,17 +396,19 @@ def _first_open(
         last: by rank, the number of the file and the last call in the group.
         alone: only one dump was read.
     """
-    calls = dict(sorted(found.calls.items()))
+    calls = dict(sorted(collective.calls.items()))
     shown = [_signal(case, last[rank][0], rank, c) for rank, c in list(calls.items())[:4]]
     checkpoint = any(is_checkpoint_frame(f) for c in calls.values() for f in c.frames)
-    if found.differs:
-        told = ", ".join(f"rank {rank}: {found.describe(c)}{_at(c)}" for rank, c in list(calls.items())[:4])
+    if collective.differs:
+        told = ", ".join(f"rank {rank}: {collective.describe(c)}{_at(c)}" for rank, c in list(calls.items())[:4])
         proposed = case.propose("collective_mismatch", 0.95, shown)
-        proposed.cause = f"At collective {found.seq} of group {found.group} the ranks make different calls ({told})."
-        proposed.rank = found.rarest[0]
-    elif found.absent:
-        _absent_ranks(case, found, last, shown, checkpoint=checkpoint)
-    elif found.seq <= 1:
+        proposed.cause = (
+            f"At collective {collective.seq} of group {collective.group} the ranks make different calls ({told})."
+        )
+        proposed.rank = collective.rarest[0]
+    elif collective.absent:
+        _absent_ranks(case, collective, last, shown, checkpoint=checkpoint)
+    elif collective.seq <= 1:
         case.propose("first_collective_failed", 0.8, shown)
     elif checkpoint:
         case.propose("checkpoint_collective", 0.8, shown)
@@ -408,20 +416,20 @@ def _first_open(
         proposed = case.propose("collective_hang", 0.66, shown)
         if not alone:
             proposed.cause = (
-                f"All {len(calls)} ranks made the same call (collective {found.seq} of group {found.group}) and it did "
+                f"All {len(calls)} ranks made the same call (collective {collective.seq} of group {collective.group}) and it did "
                 "not finish: check the network and the GPUs rather than the program."
             )
 
 
 def _absent_ranks(
     case: DiagnosisCase,
-    found: OpenCollective[RecordedCall],
+    collective: OpenCollective[RecordedCall],
     last: dict[int, tuple[int, RecordedCall]],
     shown: list[LogSignal],
     *,
     checkpoint: bool,
 ) -> None:
-    rank = found.absent[0]
+    rank = collective.absent[0]
     file, call = last[rank]
     proposed = case.propose(
         "checkpoint_collective" if checkpoint else "collective_mismatch",
@@ -429,10 +437,10 @@ def _absent_ranks(
         [_signal(case, file, rank, call), *shown],
     )
     proposed.rank = rank
-    named = ", ".join(str(r) for r in found.absent[:8])
+    named = ", ".join(str(r) for r in collective.absent[:8])
     proposed.cause = (
-        f"Rank {named} never called collective {found.seq} of group {found.group}, in which "
-        f"{len(last) - len(found.absent)} others wait; the last call of rank {rank} was {call.op}{_at(call)}."
+        f"Rank {named} never called collective {collective.seq} of group {collective.group}, in which "
+        f"{len(last) - len(collective.absent)} others wait; the last call of rank {rank} was {call.op}{_at(call)}."
     )
 
 
@@ -467,14 +475,14 @@ def detect_monitored_hang(case: DiagnosisCase) -> None:
         told = signal.groups
         kind = told["kind"] if told["kind"] in CATALOGUE else "collective_hang"
         named = bool(told.get("ranks"))
-        found = case.propose(kind, MONITOR_SCORE if named else NO_RANK_SCORE, [signal])
-        found.cause = told["message"].replace('\\"', '"').replace("\\\\", "\\")[:800].rstrip(".") + "."
-        if named and is_outside(found.cause):
-            found.title, found.fix = OUTSIDE
+        candidate = case.propose(kind, MONITOR_SCORE if named else NO_RANK_SCORE, [signal])
+        candidate.cause = told["message"].replace('\\"', '"').replace("\\\\", "\\")[:800].rstrip(".") + "."
+        if named and is_outside(candidate.cause):
+            candidate.title, candidate.fix = OUTSIDE
         if named:
-            found.rank = int(told["ranks"].split(",")[0])
-            found.host = told.get("host") or found.host
-        found.next_test = (
+            candidate.rank = int(told["ranks"].split(",")[0])
+            candidate.host = told.get("host") or candidate.host
+        candidate.next_test = (
             "read the stacks and the calls of all ranks in the folder hang/ of the run; run again, and check whether "
             "the same rank or the same host stalls"
         )
@@ -487,25 +495,25 @@ _NEVER_JOINED = re.compile(r"it never joined collective .*?\. It is in (?P<where
 def is_outside(message: str) -> bool:
     """Return whether the hang watch found the stalled rank in no collective at all, so that its own work is the
     cause."""
-    found = _NEVER_JOINED.search(message)
-    return found is not None and "torch/distributed/" not in found["where"]
+    match = _NEVER_JOINED.search(message)
+    return match is not None and "torch/distributed/" not in match["where"]
 
 
 def detect_size_mismatch(case: DiagnosisCase) -> None:
     """Say what Gloo's error about sizes shows, and what not: the rank that aborts is the one that received more than it
     expected."""
-    found = case.candidates.get("collective_mismatch")
-    if found is None or case.facts("event_hang"):
+    candidate = case.candidates.get("collective_mismatch")
+    if candidate is None or case.facts("event_hang"):
         return
-    sizes = next((m for s in found.signals if (m := _GLOO_SIZES.search(s.text))), None)
+    sizes = next((m for s in candidate.signals if (m := _GLOO_SIZES.search(s.text))), None)
     if sizes is None:
         return
-    found.cause = (
+    candidate.cause = (
         f"The ranks are in different collectives: a rank received {sizes['received']} bytes in a call in which it "
         f"expected {sizes['expected']}. A branch on the rank, a call on one rank alone, an early stop on only some "
         "ranks, or an uneven number of batches."
     )
-    found.against.append(
+    candidate.against.append(
         "the named rank is the one that received more than it expected; the call that should not be there may be "
         "another rank's: compare the lines in which the ranks were (the message at the end of the run, and the end of "
         "each rank's log)"
@@ -528,9 +536,9 @@ def detect_calls_in_tracebacks(case: DiagnosisCase) -> None:
     if len({call for call, _, _ in waited.values()}) < 2:
         return
     shown = sorted(waited.items())[:4]
-    found = case.propose("collective_mismatch", 0.93, [signal for _, (_, _, signal) in shown])
+    candidate = case.propose("collective_mismatch", 0.93, [signal for _, (_, _, signal) in shown])
     calls = "; ".join(f"rank {rank} in {call}" + (f" ({place})" if place else "") for rank, (call, place, _) in shown)
-    found.cause = (
+    candidate.cause = (
         f"The ranks waited in different collectives until the timeout: {calls}. All ranks of a group must make the "
         "same calls in the same order."
     )
@@ -550,21 +558,21 @@ def detect_failed_restart(case: DiagnosisCase) -> None:
     for name in ("collective_hang", "rendezvous_unreachable", "application_error"):
         if name in case.candidates:
             case.candidates[name].explained = True
-    found = case.propose("peer_died_first", 0.9, [*(s for s, _ in lost[:1]), *failed[:1], *timed_out[:1]])
-    found.title = "a peer was lost, and the elastic restart then failed by itself"
-    found.elsewhere = True
+    candidate = case.propose("peer_died_first", 0.9, [*(s for s, _ in lost[:1]), *failed[:1], *timed_out[:1]])
+    candidate.title = "a peer was lost, and the elastic restart then failed by itself"
+    candidate.elsewhere = True
     if lost:
         lost[0][0].weight = CERTAIN  # it names the node
-        found.rank, found.host = lost[0][0].rank, lost[0][1]["node"]
-    who = f"The agent on {found.host}" if found.host else "A peer"
-    found.cause = (
+        candidate.rank, candidate.host = lost[0][0].rank, lost[0][1]["node"]
+    who = f"The agent on {candidate.host}" if candidate.host else "A peer"
+    candidate.cause = (
         f"{who} was lost. The other ranks only report that they waited for it, and torchrun's attempt to form the "
         f"group again failed in next_rendezvous ({failed[0].groups['type']}), which is a consequence."
     )
-    found.fix = (
+    candidate.fix = (
         "Find out why that node was lost, then start the whole job again: the rendezvous cannot be joined any more."
     )
-    found.next_test = "read the log of that node, sacct and its kernel log at the time of the first line"
+    candidate.next_test = "read the log of that node, sacct and its kernel log at the time of the first line"
 
 
 _DEVICE_WAIT = re.compile(
@@ -574,16 +582,16 @@ _DEVICE_WAIT = re.compile(
 
 def detect_stalled_storage(case: DiagnosisCase) -> None:
     """Say which processes wait for a file system, and since which save."""
-    found = case.candidates.get("storage_stalled")
-    if found is None:
+    candidate = case.candidates.get("storage_stalled")
+    if candidate is None:
         return
-    lines = [s for s in found.signals if _DEVICE_WAIT.search(s.text)]
+    lines = [s for s in candidate.signals if _DEVICE_WAIT.search(s.text)]
     calls = sorted({m["where"] for s in lines if (m := _DEVICE_WAIT.search(s.text))})
     begun = [s for s in case.facts("saving") if lines and s.file == lines[0].file and s.line < lines[0].line]
     since = f", since {begun[-1].text[:120]!r} (line {begun[-1].line})" if begun else ""
-    found.signals = [*begun[-1:], *found.signals]
+    candidate.signals = [*begun[-1:], *candidate.signals]
     if lines:
-        found.cause = (
+        candidate.cause = (
             "Processes wait in uninterruptible sleep (state D) in calls of a network file system "
             f"({', '.join(calls[:4])}){since}. They cannot go on, nor be killed, until its server answers."
         )
@@ -595,9 +603,9 @@ def mention_dumps(case: DiagnosisCase) -> None:
     if not places or any(scan.flight for scan in case.scans):
         return
     for name in ("collective_hang", "collective_mismatch", "checkpoint_collective", "first_collective_failed"):
-        if found := case.candidates.get(name):
-            test = found.next_test or CATALOGUE[name].next_test
-            found.next_test = (
+        if candidate := case.candidates.get(name):
+            test = candidate.next_test or CATALOGUE[name].next_test
+            candidate.next_test = (
                 f"give diagnose the flight recorder's dumps of all ranks, too ({', '.join(places[:2])}); {test}"
             )
 

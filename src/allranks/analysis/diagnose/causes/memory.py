@@ -29,10 +29,12 @@ SPARE_PART = 0.2  # of the capacity; less can be lost to fragmentation
 def detect_out_of_memory(case: DiagnosisCase) -> None:
     """Classify out-of-memory errors on GPU and host, and kills with and without evidence of the sender."""
     for name in ("cuda_oom", "host_oom"):
-        if found := case.candidates.get(name):  # the sizes may stand in a line of their own
-            told = {(s.file, s.line) for s in found.signals}
+        if candidate := case.candidates.get(name):  # the sizes may stand in a line of their own
+            told = {(s.file, s.line) for s in candidate.signals}
             near = (s for s in (*case.facts("oom_sizes"), *case.facts("oom_process")) if (s.file, s.line) not in told)
-            found.signals += [s for s in near if any(_is_near(s, o) or s.owner == "oom_process" for o in found.signals)]
+            candidate.signals += [
+                s for s in near if any(_is_near(s, o) or s.owner == "oom_process" for o in candidate.signals)
+            ]
     _on_the_host(case)
     _refused(case)
     _killed(case)
@@ -43,13 +45,13 @@ def detect_out_of_memory(case: DiagnosisCase) -> None:
     elsewhere = [s for s in oom.signals if _in_a_closure(s)]
     nearby = [s for s in case.facts("optimizer") if any(_is_near(s, o) for o in oom.signals if o not in elsewhere)]
     if in_step or nearby:
-        found = case.propose(
+        candidate = case.propose(
             "cuda_oom_optimizer_step", min(0.98, oom.score + 0.02), [*in_step, *nearby, *oom.signals[:1]]
         )
         if case.candidates.get("cuda_oom") is oom:
             oom.explained = True
         if not in_step:
-            found.against.append("the optimizer appears near the error, but not in the traceback")
+            candidate.against.append("the optimizer appears near the error, but not in the traceback")
     _implausible_oom(case, oom.signals)
 
 
@@ -67,21 +69,21 @@ def _in_a_closure(signal: LogSignal) -> bool:
 
 def _on_the_host(case: DiagnosisCase) -> None:
     """Detect that host memory ran out in the optimizer's first step, for ranks on CPUs."""
-    found = case.candidates.get("host_oom")
-    if found is not None and any(_in_the_optimizer(s) for s in found.signals):
-        found.cause = (
+    candidate = case.candidates.get("host_oom")
+    if candidate is not None and any(_in_the_optimizer(s) for s in candidate.signals):
+        candidate.cause = (
             "Host memory ran out in the optimizer's step: forward and backward fit, but AdamW allocates two more "
             "values per parameter at its first step. Train fewer parameters (LoRA), shard the optimizer's state "
             "(ZeRO-1), or request more memory."
         )
-        found.next_test = "allranks plan SPEC shows weights, gradients and optimizer state separately"
+        candidate.next_test = "allranks plan SPEC shows weights, gradients and optimizer state separately"
 
 
 def _refused(case: DiagnosisCase) -> None:
     """Tell a refused allocation, which the program sees as an exception, from a kill."""
-    found = case.candidates.get("host_oom")
-    if found is not None and found.cause is None and all(_REFUSED.search(s.text) for s in found.signals):
-        found.cause = (
+    candidate = case.candidates.get("host_oom")
+    if candidate is not None and candidate.cause is None and all(_REFUSED.search(s.text) for s in candidate.signals):
+        candidate.cause = (
             "An allocation of host memory was refused, and the program ended by that exception: the machine's memory "
             "or a limit of the process (ulimit -v, a container) was exhausted. Every rank loads the whole model or "
             "data set, or there are too many data workers."
@@ -124,15 +126,15 @@ def _counted(case: DiagnosisCase, killed: CandidateCause, ends: list[LogSignal])
         )
         return
     del case.candidates["host_oom"]
-    found = case.propose("rank_died", 0.75, sort_by_time(ends))
-    found.rank, found.host = ends[0].rank, ends[0].host
-    found.cause = (
+    candidate = case.propose("rank_died", 0.75, sort_by_time(ends))
+    candidate.rank, candidate.host = ends[0].rank, ends[0].host
+    candidate.cause = (
         "A process was killed (SIGKILL) and wrote no message. It was not the kernel for lack of memory, whose count of "
         "such kills did not change on that machine: a person, the program itself, or Slurm (a memory limit that it "
         "polls, scancel) sent the signal."
     )
-    found.title, found.fix = KILLED
-    found.next_test = "sacct -j <job> -o JobID,State,MaxRSS,ReqMem; the system log of that host at that time"
+    candidate.title, candidate.fix = KILLED
+    candidate.next_test = "sacct -j <job> -o JobID,State,MaxRSS,ReqMem; the system log of that host at that time"
 
 
 def _of_teardown(case: DiagnosisCase, signal: LogSignal) -> bool:
@@ -165,8 +167,8 @@ def _implausible_oom(case: DiagnosisCase, signals: list[LogSignal]) -> None:
 
 
 def _to_spare(case: DiagnosisCase, oom: CandidateCause, spare: list[LogSignal]) -> None:
-    found = case.propose("gpu_hardware_fault", LIKELY - 0.02, spare)
-    found.cause = (
+    candidate = case.propose("gpu_hardware_fault", LIKELY - 0.02, spare)
+    candidate.cause = (
         "The allocation failed although much more memory was free than it requested: a memory limit is set for the "
         "process, or the GPU is faulty."
     )
@@ -175,22 +177,22 @@ def _to_spare(case: DiagnosisCase, oom: CandidateCause, spare: list[LogSignal]) 
 
 
 def _at_first_touch(case: DiagnosisCase, oom: CandidateCause, early: list[LogSignal]) -> None:
-    found = case.propose("gpu_hardware_fault", oom.score + 0.02, early)
-    found.cause = (
+    candidate = case.propose("gpu_hardware_fault", oom.score + 0.02, early)
+    candidate.cause = (
         "The GPU reported `out of memory` at the first operation, before the program had allocated anything: another "
         "process uses the GPU, or the GPU is faulty. The memory use of the program is not the cause."
     )
-    found.against.append("another process on the same GPU looks the same: check nvidia-smi")
+    candidate.against.append("another process on the same GPU looks the same: check nvidia-smi")
     oom.against.append("the program had not allocated anything yet")
 
 
 def _from_driver(case: DiagnosisCase, oom: CandidateCause, signals: list[LogSignal]) -> None:
-    found = case.propose("gpu_hardware_fault", 0.45, signals[:1])
-    found.cause = (
+    candidate = case.propose("gpu_hardware_fault", 0.45, signals[:1])
+    candidate.cause = (
         "The driver itself reported `out of memory`, without the allocator's figures: sometimes the GPU is faulty "
         "rather than full."
     )
-    found.against.append("these logs contain no ECC error, Xid or NVLink error")
+    candidate.against.append("these logs contain no ECC error, Xid or NVLink error")
     oom.against.append("no sizes are given: faulty GPUs and GPUs in exclusive mode give the same error")
 
 

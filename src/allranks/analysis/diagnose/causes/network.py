@@ -21,20 +21,20 @@ def detect_wrong_transport(case: DiagnosisCase) -> None:
 
 def _unregistered(case: DiagnosisCase) -> None:
     """Say what a bad address means when memory is registered: it is rarely the limit of locked memory."""
-    found = case.candidates.get("memlock_limit")
-    if found is None or not all("address" in s.groups for s in found.signals):
+    candidate = case.candidates.get("memlock_limit")
+    if candidate is None or not all("address" in s.groups for s in candidate.signals):
         return
-    found.title = "memory cannot be registered for RDMA"
-    found.cause = (
+    candidate.title = "memory cannot be registered for RDMA"
+    candidate.cause = (
         "The network adapter could not register a buffer (bad address): for memory of a GPU, the module nvidia_peermem "
         "or the DMA-BUF support of the driver is missing or does not match; for memory of the host, it may not be "
         "locked (ulimit -l), or the process forked."
     )
-    found.fix = (
+    candidate.fix = (
         "Load nvidia_peermem (or a driver with DMA-BUF) on every node and raise the limit of locked memory; "
         "NCCL_NET_GDR_LEVEL=LOC, or NCCL_IB_DISABLE=1 at the price of speed, shows whether it is that."
     )
-    found.next_test = (
+    candidate.next_test = (
         "lsmod | grep peermem and ulimit -l inside the job on each node; then the same run with NCCL_NET_GDR_LEVEL=LOC"
     )
 

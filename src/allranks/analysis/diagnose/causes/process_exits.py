@@ -23,21 +23,21 @@ def detect_silent_exits(case: DiagnosisCase) -> None:
         _early_ends(case, ends, spoke)
     if case.quiet_ends:
         first = case.quiet_ends[0]
-        found = case.propose("application_error", 0.72, case.quiet_ends)
-        found.rank, found.host = first.rank, first.host
+        candidate = case.propose("application_error", 0.72, case.quiet_ends)
+        candidate.rank, candidate.host = first.rank, first.host
         how = "and wrote no error: sys.exit, os._exit, or a library that gave up"
         if first.groups["said"]:
             how = f"by sys.exit with the text {first.groups['said'][:200]!r}"
-        found.cause = (
+        candidate.cause = (
             f"Rank {first.rank} ended with exit code {first.groups['code']} {how}. "
             "The errors of the other ranks only report that it is gone."
         )
-        found.title = "the program exited" + ("" if first.groups["said"] else " without an error message")
-        found.fix = (
+        candidate.title = "the program exited" + ("" if first.groups["said"] else " without an error message")
+        candidate.fix = (
             f"Find the call that exits with {first.groups['code']} on rank {first.rank} only; raise an exception with "
             "the reason there."
         )
-        found.next_test = f"read the end of the log of rank {first.rank}, written just before the exit"
+        candidate.next_test = f"read the end of the log of rank {first.rank}, written just before the exit"
 
 
 def _early_ends(case: DiagnosisCase, ends: list[LogSignal], spoke: set[int | None]) -> None:
@@ -50,18 +50,18 @@ def _early_ends(case: DiagnosisCase, ends: list[LogSignal], spoke: set[int | Non
     if not left:
         return
     first = sort_by_time(left)[0]
-    found = case.propose("application_error", 0.72, [first])
-    found.rank, found.host = first.rank, first.host
-    found.title = "a rank left early with exit code 0"
-    found.cause = (
+    candidate = case.propose("application_error", 0.72, [first])
+    candidate.rank, candidate.host = first.rank, first.host
+    candidate.title = "a rank left early with exit code 0"
+    candidate.cause = (
         f"Rank {first.rank} ended with exit code 0 (the end of the program, sys.exit(0), or os._exit(0)) while other "
         "ranks still communicated with it. Their errors only report that it is gone."
     )
-    found.fix = (
+    candidate.fix = (
         f"Find out why rank {first.rank} does less work than the others: fewer batches, a condition on the rank, an "
         "early return. All ranks must take part in the same collectives."
     )
-    found.next_test = "print the number of steps or batches of each rank before the loop"
+    candidate.next_test = "print the number of steps or batches of each rank before the loop"
 
 
 class FirstExit(Struct, frozen=True):
@@ -166,21 +166,21 @@ _SYSTEM_LIBRARY = re.compile(r"version [`'\"]?(?P<need>(?:GLIBC|GLIBCXX|CXXABI)_
 
 def detect_old_system_library(case: DiagnosisCase) -> None:
     """Tell a C or C++ library of the system that is too old from a package that is missing."""
-    found = case.candidates.get("library_missing")
-    needs = [m["need"] for s in found.signals if (m := _SYSTEM_LIBRARY.search(s.text))] if found else []
-    if found is None or not needs:
+    candidate = case.candidates.get("library_missing")
+    needs = [m["need"] for s in candidate.signals if (m := _SYSTEM_LIBRARY.search(s.text))] if candidate else []
+    if candidate is None or not needs:
         return
     system = "C library (glibc)" if needs[0].startswith("GLIBC_") else "C++ library (libstdc++)"
-    found.title = f"the system's {system} is too old for a package"
-    found.cause = (
+    candidate.title = f"the system's {system} is too old for a package"
+    candidate.cause = (
         f"A package was built for {needs[0]}, which the {system} of this node does not have: the node's system is "
         "older than the one it was built on."
     )
-    found.fix = (
+    candidate.fix = (
         "Run in a container or on nodes with a newer system, or install a build for the older one (an older wheel, "
         "conda-forge, or compile it on that node); installing another package does not help."
     )
-    found.next_test = (
+    candidate.next_test = (
         "ldd --version, and strings $(gcc -print-file-name=libstdc++.so.6) | grep GLIBCXX, on that node and where it "
         "was built"
     )
@@ -194,21 +194,21 @@ def detect_failed_node(case: DiagnosisCase) -> None:
 
     Slurm reports the failure on the node of the batch script, and the ranks that end first are survivors.
     """
-    found = case.candidates.get("node_unhealthy")
-    if found is None or any(s.groups.get("host") or not _NODE_FAILED.search(s.text) for s in found.signals):
+    candidate = case.candidates.get("node_unhealthy")
+    if candidate is None or any(s.groups.get("host") or not _NODE_FAILED.search(s.text) for s in candidate.signals):
         return
     peer = case.candidates.get("peer_died_first")
-    found.elsewhere = True
-    found.host = peer.host if peer and peer.host in case.rank_hosts.values() else None
+    candidate.elsewhere = True
+    candidate.host = peer.host if peer and peer.host in case.rank_hosts.values() else None
 
 
 def detect_non_finite_loss(case: DiagnosisCase) -> None:
     """Say when the loss was not finite for the first time. No rank is named: gradients are averaged before anybody
     prints a loss."""
-    found = case.candidates.get("loss_not_finite")
-    if found is None:
+    candidate = case.candidates.get("loss_not_finite")
+    if candidate is None:
         return
-    found.elsewhere = True
-    said = [s for s in found.signals if not s.text.startswith('{"event"')] or found.signals
+    candidate.elsewhere = True
+    said = [s for s in candidate.signals if not s.text.startswith('{"event"')] or candidate.signals
     first = min(said, key=lambda s: (s.file, s.line))
-    found.cause = f"{CATALOGUE['loss_not_finite'].cause} The first line that says so: {first.text[:160].strip()}"
+    candidate.cause = f"{CATALOGUE['loss_not_finite'].cause} The first line that says so: {first.text[:160].strip()}"

@@ -87,8 +87,8 @@ SPREADING = {
 
 def _launching(job: JobDescription):
     """Return the sruns that start ranks, each once."""
-    found = {id(la.srun): la.srun for la in job.launches if la.srun}
-    return list({s.offset: s for s in found.values() if s}.values())
+    steps = {id(la.srun): la.srun for la in job.launches if la.srun}
+    return list({s.offset: s for s in steps.values() if s}.values())
 
 
 def tasks_of_node(job: JobDescription) -> int | None:
@@ -138,7 +138,7 @@ def started_by(job: JobDescription, launch: LauncherCall) -> Started | None:
         asked = job.number(option.value) if option else None
         return Started(starter, asked or (each * nodes if each and nodes else None), each)
     total, each = count_of(job, starter, TOTAL), count_of(job, starter, EACH)
-    mapped = next((found for a in starter.args if (found := PER_RESOURCE.search(a.text))), None)
+    mapped = next((match for a in starter.args if (match := PER_RESOURCE.search(a.text))), None)
     each = each or (int(mapped[1]) if mapped else None)
     if total and job.nodes and each is None:
         each = -(-total // job.nodes)

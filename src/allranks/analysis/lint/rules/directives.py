@@ -111,17 +111,17 @@ def unread(job: JobDescription) -> Iterator[Violation]:
         return
     first = min((c.offset for c in job.calls), default=len(job.text))
     # In a here-document of <<- the tabs in front are not part of the line.
-    starts = {job.source.where(found.start()) for found in re.finditer(r"(?m)^#", job.source.text)}
+    starts = {job.source.where(match.start()) for match in re.finditer(r"(?m)^#", job.source.text)}
     for comment in job.reading.comments:
         line, column = job.lines.place(comment.offset)
         alone = not job.lines.line(line)[: column - 1].strip()
         if column > 1 and alone and comment.offset not in starts and comment.text.startswith("#SBATCH"):
             yield Violation(comment.offset, "this #SBATCH is indented, so it is not read")
             continue
-        found = NEARLY.match(comment.text)
-        if column > 1 or found is None or re.match(r"#SBATCH\s", comment.text):
+        match = NEARLY.match(comment.text)
+        if column > 1 or match is None or re.match(r"#SBATCH\s", comment.text):
             continue
-        word = found[2].upper()
+        word = match[2].upper()
         if (
             word not in ("SBATCH", "SLURM", "BATCH")
             and sorted(word) != sorted("SBATCH")
@@ -130,9 +130,9 @@ def unread(job: JobDescription) -> Iterator[Violation]:
             continue
         if re.match(r"#sbatch\s", comment.text) and comment.offset > first:
             continue  # a command that is switched off: sbatch --dependency=... next.sh
-        harmless = slurm_option(found[3])[0] in WITHOUT_EFFECT_ON_JOB or found[1].startswith("!")
+        harmless = slurm_option(match[3])[0] in WITHOUT_EFFECT_ON_JOB or match[1].startswith("!")
         text, severity = f"{comment.text.split()[0]} is not #SBATCH", "note" if harmless else None
-        if found[1].isspace():
+        if match[1].isspace():
             text = "# SBATCH with a space is a comment (write ##SBATCH if it is intended)"
             severity = "note" if job.is_batch else "warning"
         yield Violation(comment.offset, text, severity=severity)
@@ -335,21 +335,21 @@ def output(job: JobDescription) -> Iterator[Violation]:
     made = {w.text.rstrip("/") for c in job.calls if c.program == "mkdir" and not c.under for w in c.args}
     said: set[str] = set()
     for name in ("output", "error"):
-        found = job.heading.get(name)
-        folder = str(PurePosixPath(found.value).parent) if found and found.value else "."
-        if found is None or folder == "." or folder in said:
+        option = job.heading.get(name)
+        folder = str(PurePosixPath(option.value).parent) if option and option.value else "."
+        if option is None or folder == "." or folder in said:
             continue
         said.add(folder)
         cure = f"--{name}=<existing folder>/%x-%j.out"
         if re.search(r"%\d*[jJAN]", folder):
             yield Violation(
-                found.offset,
+                option.offset,
                 f"nobody creates the folder {folder} of --{name}: its name is known when the job exists",
                 cure=cure,
             )
         elif folder in made:
-            yield Violation(found.offset, f"the folder {folder} is created by the script, too late for --{name}")
+            yield Violation(option.offset, f"the folder {folder} is created by the script, too late for --{name}")
         elif job.is_missing(folder.replace("%x", job.heads("job-name") or "%x")):
             yield Violation(
-                found.offset, f"there is no folder {folder} for --{name}, neither here nor next to the script"
+                option.offset, f"there is no folder {folder} for --{name}, neither here nor next to the script"
             )

@@ -303,12 +303,12 @@ SIGNALS = {"10": "USR1", "12": "USR2", "2": "INT", "15": "TERM", "1": "HUP", "18
 
 def _signal(job: JobDescription) -> tuple[bool, str, int] | None:
     """Return whether it goes to the batch shell alone, the signal's name, and its position."""
-    found = job.heading.get("signal")
-    if found is None or not found.value:
+    option = job.heading.get("signal")
+    if option is None or not option.value:
         return None
-    target, colon, rest = found.value.partition(":")
+    target, colon, rest = option.value.partition(":")
     name = (rest if colon else target).partition("@")[0].upper().removeprefix("SIG")
-    return (bool(colon) and "B" in target.upper(), SIGNALS.get(name, name), found.offset)
+    return (bool(colon) and "B" in target.upper(), SIGNALS.get(name, name), option.offset)
 
 
 def _traps(job: JobDescription, name: str) -> list[ProgramCall]:

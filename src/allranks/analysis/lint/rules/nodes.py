@@ -293,9 +293,9 @@ MEMORY = lazy_regex(r"(\d{1,9})([kKmMgGtT]?)[bB]?")
 
 
 def _megabytes(value: str | None) -> float | None:
-    found = MEMORY.fullmatch(value or "")
+    match = MEMORY.fullmatch(value or "")
     units = {"k": 1 / 1024, "m": 1, "g": 1024, "t": 1024 * 1024}
-    return int(found[1]) * units[(found[2] or "m").lower()] if found else None
+    return int(match[1]) * units[(match[2] or "m").lower()] if match else None
 
 
 @error(
@@ -450,10 +450,10 @@ def _has_unknown_options(call: ProgramCall) -> bool:
 
 def _is_one_host(job: JobDescription, named: Option) -> bool:
     """Return whether the word is one host's name: an element of an array, a loop's variable, or a name."""
-    found = re.compile(r"(?:-w|--nodelist)(?:[=\s]|\\\n)*[\"']?([^\s\"']+|\$\([^)]*\))").match(
+    match = re.compile(r"(?:-w|--nodelist)(?:[=\s]|\\\n)*[\"']?([^\s\"']+|\$\([^)]*\))").match(
         job.text, named.arg.offset
     )
-    value = found[1] if found else named.plain_value  # as it is written: an element of an array, not its value
+    value = match[1] if match else named.plain_value  # as it is written: an element of an array, not its value
     name = re.fullmatch(r"\$\{?(\w+)\}?", value)
     looped = name is not None and re.search(rf"\bfor\s+{name[1]}\s+in\s|\bread\s+(?:-r\s+)?{name[1]}\b", job.code)
     return bool(looped) or ONE_HOST.fullmatch(value) is not None

@@ -19,6 +19,7 @@ PORT_CURE = (
 ID_CURE = "--rdzv_id=$SLURM_JOB_ID (with requeue: $SLURM_JOB_ID.$SLURM_RESTART_COUNT)"
 PORT_NAME = lazy_regex(r"(?:MASTER|RDZV|HEAD|MAIN|RENDEZVOUS)\w*PORT\Z|PORT\Z", re.IGNORECASE)
 DEFAULT_PORTS = ("29500", "29400")
+DYNAMIC_BACKENDS = ("c10d", "etcd", "etcd-v2")  # they assign the ranks of nodes themselves
 EPHEMERAL = (32768, 60999)
 """Ports that the kernel gives to outgoing connections; another job need not use such a one."""
 
@@ -87,10 +88,10 @@ def _ports_of_launchers(job: JobDescription) -> Iterator[tuple[int, int, str]]:
             ("master_port", r"(?<![\w$])\d+\Z"), ("main_process_port", r"(?<![\w$])\d+\Z"), ("rdzv_endpoint", r"(?<=:)\d+\Z"),
         ):  # fmt: skip
             option = launch.option(name)
-            found = re.search(pattern, option.value or "") if option else None
-            if option and found and found[0] != "0" and "standalone" not in launch.options:
-                where = launch.place_of(option.arg, found[0])
-                yield where, int(found[0][:6]), f"the port of --{name} is always {found[0]}"
+            match = re.search(pattern, option.value or "") if option else None
+            if option and match and match[0] != "0" and "standalone" not in launch.options:
+                where = launch.place_of(option.arg, match[0])
+                yield where, int(match[0][:6]), f"the port of --{name} is always {match[0]}"
         told = launch.option("standalone", "master_port", "main_process_port", "rdzv_endpoint", "config_file")
         static = is_torchrun(launch) and job.multi_node and backend(launch) == "static" and launch.srun
         if static and not told and not job.has("PET_MASTER_PORT"):
@@ -313,8 +314,8 @@ def _address_hits(job: JobDescription, name: str, value: str, offset: int, under
         text = f"{name} is the host on which sbatch was called, not a node of the job: no rank listens there"
         yield Violation(offset, text, severity="error")
         return
-    if found := re.search(r"hostname\s+(--ip-address|-i|--all-ip-addresses|-I)\b(?:([^)]*\|))?", value):
-        listed = found[1] in ("-I", "--all-ip-addresses") and not found[2]
+    if match := re.search(r"hostname\s+(--ip-address|-i|--all-ip-addresses|-I)\b(?:([^)]*\|))?", value):
+        listed = match[1] in ("-I", "--all-ip-addresses") and not match[2]
         one = "comes from hostname: with Debian's /etc/hosts it is 127.0.1.1"
         text = f"{name} {'is the list of all addresses of the node' if listed else one}"
         yield Violation(offset, text, severity="warning" if listed else "note")
@@ -473,6 +474,7 @@ def early(job: JobDescription) -> Iterator[Violation]:
     if not (job.multi_node or any(la.kind == "python" for la in job.launches)):
         return
     ignored = _ignored_ranks(job)
+    dynamic = bool(job.launches) and all(backend(la) in DYNAMIC_BACKENDS for la in job.launches)
     for use in job.uses:
         if under_srun(use.under) or use.in_function or use.program in HARMLESS or use.offset in ignored:
             continue
@@ -482,7 +484,8 @@ def early(job: JobDescription) -> Iterator[Violation]:
             text = f"${use.name} is expanded by the batch shell, where it is 0"
             # The name of a log, or a job whose number of nodes is on the command line of sbatch, or is one.
             several = any((job.tasks_per_node(la.srun) or 1) > 1 for la in job.launches if la.srun)
-            unsure = use.in_redirect or (job.of_unknown_size and not several)
+            assigned = dynamic and use.program in ("=", "export")
+            unsure = use.in_redirect or assigned or (job.of_unknown_size and not several)
             yield Violation(use.offset, text, severity="note" if unsure else None)
         elif use.name in LAUNCHER_NAMES and use.program == "srun" and not is_set(job, use.name):
             text = f"${use.name} is expanded by the batch shell, where it is not set"
@@ -491,16 +494,16 @@ def early(job: JobDescription) -> Iterator[Violation]:
 
 def _ignored_ranks(job: JobDescription) -> set[int]:
     """Return where the node ranks stand that torchrun ignores, because c10d assigns them."""
-    found: set[int] = set()
+    places: set[int] = set()
     for launch in job.launches:
         option = launch.option("node_rank", "machine_rank")
-        dynamic = (launch.value("rdzv_backend") or "").lower() in ("c10d", "etcd", "etcd-v2")
+        dynamic = backend(launch) in DYNAMIC_BACKENDS
         meant_static = launch.option("master_addr") and not launch.option("rdzv_endpoint")
         if option and dynamic and not meant_static:
             index = launch.call.args.index(option.arg)
             for arg in launch.call.args[index : index + 2]:
-                found.update(arg.source.at)
-    return found
+                places.update(arg.source.at)
+    return places
 
 
 def _matters(job: JobDescription, use: VariableUse) -> bool:
@@ -569,10 +572,10 @@ def literal(job: JobDescription) -> Iterator[Violation]:
 
 def _literal_options(launch: LauncherCall) -> Iterator[Violation]:
     for arg in launch.call.args:
-        found = LITERAL_ARGUMENT.search(arg.source.text)
-        if found and re.fullmatch(r"(?:--?[\w-]+=)?(?:tcp://)?[\w.:${}]*", arg.source.text):
+        match = LITERAL_ARGUMENT.search(arg.source.text)
+        if match and re.fullmatch(r"(?:--?[\w-]+=)?(?:tcp://)?[\w.:${}]*", arg.source.text):
             same = re.match(r"--rdzv[-_]id=", arg.source.text)  # on every node, so that they still meet
-            text = f"the program gets the text {found[0]}{'}' if '{' in found[0] else ''}: no shell expands it"
+            text = f"the program gets the text {match[0]}{'}' if '{' in match[0] else ''}: no shell expands it"
             yield Violation(arg.offset, text, severity="note" if same else None)
             if not same:
                 return

@@ -201,7 +201,7 @@ def _sees_fewer(job: JobDescription, launch: LauncherCall, option: Option, ranks
     if any(len({a.value for a in job.by_name.get(name, ())}) > 1 for name in written):
         return  # one of several numbers, which go with another list each
     options = slurm_options(launch.srun) if launch.srun else {}
-    values = [found.value if (found := options.get(name)) else None for name in ("gpus-per-node", "gres")]
+    values = [setting.value if (setting := options.get(name)) else None for name in ("gpus-per-node", "gres")]
     if re.fullmatch(r"\d+(?:,\d+)*", value) and not launch.call.in_function:
         seen, by = len(value.split(",")), f"CUDA_VISIBLE_DEVICES={value} leaves"
     else:
@@ -223,10 +223,10 @@ HOURS = {24, 48, 72, 96, 144, 168}
 )
 def minutes(job: JobDescription) -> Iterator[Violation]:
     item = job.heading.get("time")
-    found = re.fullmatch(r"(\d{1,3})(?::(\d\d))?", item.value or "") if item else None
-    if item is None or found is None or (found[2] is None and re.search(r"(?i)#.*\bmin(?:ute)?s?\b", item.text)):
+    match = re.fullmatch(r"(\d{1,3})(?::(\d\d))?", item.value or "") if item else None
+    if item is None or match is None or (match[2] is None and re.search(r"(?i)#.*\bmin(?:ute)?s?\b", item.text)):
         return
-    first, second = int(found[1]), int(found[2] or 0)
+    first, second = int(match[1]), int(match[2] or 0)
     if first == 0 and second:
         yield Violation(item.offset, f"--time={item.value} is {second} seconds", cure=f"--time={item.value}:00")
     elif first in HOURS and second == 0:
@@ -311,11 +311,13 @@ def option_values(call: ProgramCall) -> Iterator[tuple[str, str, Argument]]:
 def _numbers(job: JobDescription, call: ProgramCall) -> dict[str, tuple[int, Argument] | None]:
     """Return the options of a program that have a number; None for one whose number is unknown. The last of a name
     counts."""
-    found: dict[str, tuple[int, Argument] | None] = {}
+    numbers: dict[str, tuple[int, Argument] | None] = {}
     for name, value, arg in option_values(call):
         number = job.number(value)
-        found[name.replace("_", "-") if name.startswith("--") else name] = (number, arg) if number is not None else None
-    return found
+        numbers[name.replace("_", "-") if name.startswith("--") else name] = (
+            (number, arg) if number is not None else None
+        )
+    return numbers
 
 
 def _place(arg: Argument) -> int:
@@ -324,13 +326,13 @@ def _place(arg: Argument) -> int:
 
 
 def _parallel_sizes(job: JobDescription, call: ProgramCall) -> dict[str, tuple[int, Argument] | None]:
-    found: dict[str, tuple[int, Argument] | None] = {}
+    sizes: dict[str, tuple[int, Argument] | None] = {}
     for name, value, arg in option_values(call):
         size = SIZE.fullmatch(name)
         if size:
             number = job.number(value)
-            found[size[1]] = (number, arg) if number else None
-    return found
+            sizes[size[1]] = (number, arg) if number else None
+    return sizes
 
 
 def ranks_of(job: JobDescription, launch: LauncherCall) -> int | None:
@@ -367,7 +369,7 @@ def parallel_sizes(job: JobDescription) -> Iterator[Violation]:
         sizes = _parallel_sizes(job, launch.call)
         if not sizes or None in sizes.values():
             continue
-        told = {name: found for name in NAMES if (found := sizes.get(name)) is not None}
+        told = {name: size for name in NAMES if (size := sizes.get(name)) is not None}
         model, ranks = prod(number for number, _ in told.values()), ranks_of(job, launch)
         place = _place(next(iter(told.values()))[1])
         if ranks and model > 1 and ranks % model:
@@ -455,12 +457,12 @@ def missing(job: JobDescription) -> Iterator[Violation]:
     "--nproc_per_node=4 train.py",
 )
 def few_cpus(job: JobDescription) -> Iterator[Violation]:
-    found = job.heading.get("cpus-per-task")
-    for launch in job.launches if found is not None and "exclusive" not in job.heading else ():
+    option = job.heading.get("cpus-per-task")
+    for launch in job.launches if option is not None and "exclusive" not in job.heading else ():
         ranks, cpus = _ranks_of_task(job, launch), cpus_of_task(job, launch.srun, launch.call)
         if ranks and cpus and ranks > cpus:
             text = f"{ranks} ranks share {cpus} CPU{'s' * (cpus > 1)}, and so do their data loaders"
-            yield Violation(found.offset if found else 0, text, severity="warning" if ranks >= 2 * cpus else "note")
+            yield Violation(option.offset if option else 0, text, severity="warning" if ranks >= 2 * cpus else "note")
             return
 
 
@@ -540,11 +542,11 @@ def threads(job: JobDescription) -> Iterator[Violation]:
     good="#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\nsrun python train.py",
 )
 def gpus_total(job: JobDescription) -> Iterator[Violation]:
-    found = job.heading.get("gpus")
-    count = job.number((found.value or "").rpartition(":")[2]) if found else None
-    if found and count and job.nodes and job.nodes > 1:
-        text = f"--gpus={found.value} is the total for all {job.nodes} nodes"
-        yield Violation(found.offset, text, severity="warning" if count % job.nodes else "note")
+    option = job.heading.get("gpus")
+    count = job.number((option.value or "").rpartition(":")[2]) if option else None
+    if option and count and job.nodes and job.nodes > 1:
+        text = f"--gpus={option.value} is the total for all {job.nodes} nodes"
+        yield Violation(option.offset, text, severity="warning" if count % job.nodes else "note")
 
 
 @note(
@@ -557,14 +559,14 @@ def gpus_total(job: JobDescription) -> Iterator[Violation]:
     good="#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-task=1\nsrun --gres-flags=allow-task-sharing python train.py",
 )
 def gpu_per_task(job: JobDescription) -> Iterator[Violation]:
-    found = job.heading.get("gpus-per-task")
+    setting = job.heading.get("gpus-per-task")
     for launch in job.launches:
         srun = launch.srun
         if launch.kind != "python" or srun is None or (job.tasks_per_node(srun) or 1) < 2:
             continue
         option = slurm_options(srun).get("gpus-per-task")
-        if (found or option) and not launch.open_srun and not _shares_gpus(job, srun):
-            place = option.arg.offset if option else found.offset if found else 0
+        if (setting or option) and not launch.open_srun and not _shares_gpus(job, srun):
+            place = option.arg.offset if option else setting.offset if setting else 0
             yield Violation(place, "one GPU per task with several tasks per node")
             return
 
@@ -587,9 +589,9 @@ def megabytes(job: JobDescription) -> Iterator[Violation]:
         value = job.heads(name) or ""
         # Whoever writes 1000 or more counts in megabytes.
         if re.fullmatch(r"[1-9]\d{0,2}", value) and int(value) < (125 if name == "mem-per-cpu" else 1000):
-            found = job.heading[name]
-            meant = not job.requests_gpus or re.search(r"(?i)#.*(?:\bMB\b|mega)", found.text)
+            option = job.heading[name]
+            meant = not job.requests_gpus or re.search(r"(?i)#.*(?:\bMB\b|mega)", option.text)
             severity = "note" if meant and int(value) >= SURELY_GB[name] else None
             yield Violation(
-                found.offset, f"--{name}={value} is {value} MB", cure=f"--{name}={value}G", severity=severity
+                option.offset, f"--{name}={value} is {value} MB", cure=f"--{name}={value}G", severity=severity
             )

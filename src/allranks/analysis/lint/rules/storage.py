@@ -70,8 +70,8 @@ def _meant_local(before: str, text: str) -> bool:
 
 
 def _where(arg: Argument) -> int:
-    found = LOCAL.search(arg.source.text)
-    return arg.source.where(found.start()) if found and len(arg.source.text) else arg.offset
+    match = LOCAL.search(arg.source.text)
+    return arg.source.where(match.start()) if match and len(arg.source.text) else arg.offset
 
 
 @warning(
@@ -190,14 +190,14 @@ CHOOSES_TASK = lazy_regex(r"SLURM_(?:PROCID|LOCALID)|LOCAL_RANK|OMPI_COMM_WORLD|
 def prepared_by_all(job: JobDescription) -> Iterator[Violation]:
     for call in job.calls if job.is_batch else ():
         step, words = call.srun, " ".join([call.program, *(a.text for a in call.args)])
-        found = PREPARES.match(words)
-        if step is None or found is None or call.branch or call.tested or step.in_function or step.has_open_options:
+        match = PREPARES.match(words)
+        if step is None or match is None or call.branch or call.tested or step.in_function or step.has_open_options:
             continue
         tasks = job.tasks_per_node(step)
         later = [c.offset for c in job.calls if c.program == "srun" and c.offset > step.offset]
         own = CHOOSES_TASK.search(job.text[step.offset : min(later, default=step.offset + 4000)])
         if tasks and tasks > 1 and not own and not re.search(r"\$\{?\w*(?:PROCID|LOCALID|RANK)|mktemp|\$\$", words):
-            yield Violation(call.offset, f"{found[0]} runs in each of the {tasks} tasks of a node at the same time")
+            yield Violation(call.offset, f"{match[0]} runs in each of the {tasks} tasks of a node at the same time")
             return
 
 

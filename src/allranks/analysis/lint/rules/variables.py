@@ -224,14 +224,14 @@ ALLOWED: dict[str, tuple[str, str]] = {
 
 
 def _socket_threads(job: JobDescription) -> Iterator[Violation]:
-    found = {a.name: a for a in job.all_values if a.name in ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")}
-    counts = {name: int(a.value) for name, a in found.items() if a.value.isdecimal() and len(a.value) < 6}
+    settings = {a.name: a for a in job.all_values if a.name in ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")}
+    counts = {name: int(a.value) for name, a in settings.items() if a.value.isdecimal() and len(a.value) < 6}
     threads, sockets = counts.get("NCCL_SOCKET_NTHREADS", 1), counts.get("NCCL_NSOCKS_PERTHREAD", 1)
     if threads > 16:
         text = f"NCCL_SOCKET_NTHREADS={threads}: NCCL's maximum is 16"
-        yield Violation(found["NCCL_SOCKET_NTHREADS"].offset, text, cure="16 or less")
+        yield Violation(settings["NCCL_SOCKET_NTHREADS"].offset, text, cure="16 or less")
     elif threads * sockets > 64:
-        place = found.get("NCCL_NSOCKS_PERTHREAD") or found["NCCL_SOCKET_NTHREADS"]
+        place = settings.get("NCCL_NSOCKS_PERTHREAD") or settings["NCCL_SOCKET_NTHREADS"]
         text = f"NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD = {threads * sockets}: NCCL's maximum is 64 sockets"
         yield Violation(place.offset, text, cure="a product of 64 or less")
 
