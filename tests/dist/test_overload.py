@@ -88,7 +88,8 @@ def test_an_overloaded_machine_is_named_and_no_rank(tmp_path: Path) -> None:
     assert "CPU time of the ranks" in run.report.read_text()
     for rank in range(2):
         steps = step_events(run, rank)
-        assert all(0 <= e["own_queued_s"] <= e["own_s"] + 0.002 for e in steps)
+        assert all(e["own_queued_s"] >= 0 for e in steps)
+        assert sum(e["own_queued_s"] for e in steps) <= sum(e["own_s"] for e in steps)
         assert any(e["event"] == "cpu_load" for e in read_events(run.events_of(rank)))
 
 
