@@ -108,8 +108,9 @@ def trained(root: Path, kind: str, adapter: str) -> RunDir:
                 "source": str(root / "rows.json"), "max_length": 64, "eval_fraction": 0.2,
                 "packing": "isolated" if packs_rows(kind) or entry.task == "classification" else "none",
             },
-            "adapter": {"type": adapter, "r": 2,
-                "targets": list(entry.targets) if entry.targets and adapter == "lora" else None},
+            "adapter": {
+                "type": adapter, "r": 2, "targets": list(entry.targets) if entry.targets and adapter == "lora" else None,
+            },
             "strategy": {"name": "single"},
             "train": {"max_steps": STEPS, "micro_batch_size": 2, "lr": 0.02, "schedule": "constant"},
             "eval": {"samples": 0},

@@ -384,8 +384,8 @@ def lite_moves(world: DistContext, args: dict[str, Any]) -> Any:
             if event.name.startswith(("c10d::", "_c10d_functional::")):
                 sent[event.name] = sent.get(event.name, 0) + sum(_numel(s) for s in event.input_shapes)
         found[name] = {
-            "sent": sent, "written": heard[0].bytes, "trained": sum(b for b, t in whole if t), "frozen": sum(b for b,
-            t in whole if not t),
+            "sent": sent, "written": heard[0].bytes,
+            "trained": sum(b for b, t in whole if t), "frozen": sum(b for b, t in whole if not t),
             "keys": len(load_file(run.checkpoint(1) / "adapter_model.safetensors")),
         }  # fmt: skip
     return found

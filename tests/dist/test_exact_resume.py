@@ -43,8 +43,8 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     write_rows(folder / "rows.json", 40)
     save_base(folder / "base")
     spec = tiny_spec(
-        folder / "rows.json", folder, name="lora", checkpoint={"mode": "full"}, train={"max_steps": 2,
-            "schedule": "constant"}
+        folder / "rows.json", folder, name="lora", checkpoint={"mode": "full"},
+        train={"max_steps": 2, "schedule": "constant"},
     )  # fmt: skip
     spec["model"] = {"name": str(folder / "base")}
     spec["data"]["packing"] = "none"

@@ -10,13 +10,13 @@ from benchmarks.fit import LIMIT, measure, predict, spec_of
 pytestmark = pytest.mark.dist
 
 SIZES = {
-    "hidden_size": 320, "intermediate_size": 900, "num_hidden_layers": 4, "num_attention_heads": 5, "num_key_value_heads": 5,
-    "vocab_size": 3000,
+    "hidden_size": 320, "intermediate_size": 900, "num_hidden_layers": 4, "num_attention_heads": 5,
+    "num_key_value_heads": 5, "vocab_size": 3000,
 }  # fmt: skip
 MODELS = {"small": {"name": "tiny:llama", "config": SIZES}}
 CASE: dict[str, Any] = {
-    "id": 1, "model": "small", "adapter": "none", "gradient_checkpointing": False, "micro_batch_size": 1, "max_length": 128,
-    "packing": "none", "grad_accum": 1, "dtype": "float32", "ranks": 2, "steps": 3, "measure": "storages",
+    "id": 1, "model": "small", "adapter": "none", "gradient_checkpointing": False, "micro_batch_size": 1,
+    "max_length": 128, "packing": "none", "grad_accum": 1, "dtype": "float32", "ranks": 2, "steps": 3, "measure": "storages",
 }  # fmt: skip
 MIXED = {"dtype": "bfloat16", "param_dtype": "float32"}
 

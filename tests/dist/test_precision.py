@@ -64,8 +64,7 @@ def test_a_run_in_bfloat16_saves_float32_weights_and_moments(tmp_path: Path) -> 
     write_rows(tmp_path / "rows.json", 40)
     spec = tiny_spec(
         tmp_path / "rows.json", tmp_path, adapter={"type": "none"}, strategy={"name": "pytorch_zero3"},
-        checkpoint={"mode": "full"},
-        train={"max_steps": 3, "lr": 1e-6},
+        checkpoint={"mode": "full"}, train={"max_steps": 3, "lr": 1e-6},
     )  # fmt: skip
     spec["model"]["dtype"] = "bfloat16"
     done, run = train(tmp_path, spec)

@@ -30,8 +30,8 @@ def often(folder: Path, name: str, strategy: str, steps: int) -> dict[str, Any]:
     killed."""
     return tiny_spec(
         folder / "rows.json", folder, name=name, strategy={"name": strategy}, eval={"samples": 0, "at_end": False},
-        train={"max_steps": steps, "grad_accum": 2, "warmup_steps": 5}, checkpoint={"mode": "full", "every": 10,
-            "keep": 2, "async": True},
+        train={"max_steps": steps, "grad_accum": 2, "warmup_steps": 5},
+        checkpoint={"mode": "full", "every": 10, "keep": 2, "async": True},
     )  # fmt: skip
 
 

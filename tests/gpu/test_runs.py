@@ -124,8 +124,8 @@ def test_20_steps_resumed_to_30_equal_30_unbroken(how: str, device: str, tmp_pat
 
 
 SIZES = {
-    "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 4,
-    "head_dim": 64, "vocab_size": 32000,
+    "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 4, "num_attention_heads": 16,
+    "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 32000,
 }  # fmt: skip
 FORMS: dict[str, dict[str, Any]] = {
     "full": {"adapter": {"type": "none"}},

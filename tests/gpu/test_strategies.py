@@ -58,8 +58,7 @@ def attempt(results: Path, pairs: list[tuple[str, str]], world: int, device: str
     for rank in range(world):
         env = {
             **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         output = results.with_suffix(f".rank{rank}.out").open("w")
         command = [sys.executable, "-m", "tests.gpu.ranks", str(results), args]
