@@ -109,7 +109,8 @@ def trained(root: Path, kind: str, adapter: str) -> RunDir:
                 "packing": "isolated" if packs_rows(kind) or entry.task == "classification" else "none",
             },
             "adapter": {
-                "type": adapter, "r": 2, "targets": list(entry.targets) if entry.targets and adapter == "lora" else None,
+                "type": adapter, "r": 2,
+                "targets": list(entry.targets) if entry.targets and adapter == "lora" else None,
             },
             "strategy": {"name": "single"},
             "train": {"max_steps": STEPS, "micro_batch_size": 2, "lr": 0.02, "schedule": "constant"},

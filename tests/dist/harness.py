@@ -73,7 +73,8 @@ def end_of_ranks(
     for rank, (result, output) in enumerate(zip(results, outputs, strict=True)):
         env = os.environ | {
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "LOCAL_WORLD_SIZE": str(args.get("ranks_per_node", world_size)),
+            "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo",
+            "LOCAL_WORLD_SIZE": str(args.get("ranks_per_node", world_size)),
         }  # fmt: skip
         argv = [module, case, str(result), json.dumps(args, default=str)]
         ranks.append(Warm.get("heavy").start("rank", argv, env, output))

@@ -16,7 +16,8 @@ SIZES = {
 MODELS = {"small": {"name": "tiny:llama", "config": SIZES}}
 CASE: dict[str, Any] = {
     "id": 1, "model": "small", "adapter": "none", "gradient_checkpointing": False, "micro_batch_size": 1,
-    "max_length": 128, "packing": "none", "grad_accum": 1, "dtype": "float32", "ranks": 2, "steps": 3, "measure": "storages",
+    "max_length": 128, "packing": "none", "grad_accum": 1, "dtype": "float32", "ranks": 2, "steps": 3,
+    "measure": "storages",
 }  # fmt: skip
 MIXED = {"dtype": "bfloat16", "param_dtype": "float32"}
 

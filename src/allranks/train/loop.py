@@ -1,6 +1,7 @@
 """Run the training loop: one optimizer step after another, with AdamW and a learning rate that is a pure function of
 the step.
 
+Between two steps `LoopPlan.run_callbacks` (`train.worker.StepCallbacks`) evaluates, and saves by `checkpoint.saver`.
 Observers see each step begin, its parts, and its end. The loop does not depend on a strategy, a model or a file format;
 observers implement a contract defined here.
 """

@@ -83,7 +83,11 @@ from allranks.train.strategies.shards import StateRange, TensorShard, whole_weig
 
 
 class Zero1(ShardedOptimizer):
-    """Shard optimizer state; every rank holds all gradients and weights."""
+    """Shard optimizer state; every rank holds all gradients and weights.
+
+    `BucketAllReduce` averages the gradients in the last backward of a step; each rank then updates its part from the
+    averages, and the parts are gathered.
+    """
 
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
