@@ -59,12 +59,6 @@ def test_a_shorter_call_is_the_beginning_of_a_longer_one(name: str) -> None:
     assert BUILTIN[name].rows(50, 3) == BUILTIN[name].rows(500, 3)[:50]
 
 
-@NAMES
-def test_seeds_differ(name: str) -> None:
-    seeds = [json.dumps(BUILTIN[name].rows(20, seed)) for seed in (0, 1, -1, 42, 2**40)]
-    assert len(set(seeds)) == len(seeds)
-
-
 @pytest.mark.parametrize(("name", "n"), [("instructions", 5000), ("news", 30000), ("reviews", 30000)])
 @pytest.mark.parametrize("seed", [0, 42])
 def test_no_row_comes_twice(name: str, n: int, seed: int) -> None:
@@ -97,33 +91,6 @@ def test_a_question_does_not_come_again_with_another_ending() -> None:
     assert 500 < sum(row["instruction"].endswith(ENDINGS) for row in rows) < 2500
 
 
-def test_every_family_takes_its_turn() -> None:
-    known = {family: {q for q, _ in questions(family, 20000)} for family in ("sum", "calendar", "opposite")}
-    asked = dict.fromkeys(known, 0)
-    for row in BUILTIN["instructions"].rows(4000, 42):
-        text = row["instruction"]
-        for ending in ENDINGS:
-            text = text.removesuffix(ending)
-        question = f"{text}|{row['input']}" if row["input"] else text
-        for family, seen in known.items():
-            asked[family] += question in seen
-    assert asked == dict.fromkeys(known, 200)
-
-
-def test_answers_are_short_and_not_given_away_by_the_format() -> None:
-    rows = BUILTIN["instructions"].rows(4000, 42)
-    assert all(re.fullmatch(r"[A-Za-z]+|\d{1,2}", row["output"]) for row in rows)
-    assert 0.2 < sum(bool(row["input"]) for row in rows) / len(rows) < 0.8
-    assert Counter(row["output"] for row in rows).most_common(1)[0][1] < 0.1 * len(rows)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_question_has_one_answer(family: str) -> None:
-    answers: dict[str, str] = {}
-    for question, answer in questions(family, 3000):
-        assert answers.setdefault(question, answer) == answer
-
-
 def numbers(text: str) -> list[int]:
     return [int(n) for n in re.findall(r"\d+", text)]
 
@@ -131,13 +98,6 @@ def numbers(text: str) -> list[int]:
 def listed(question: str) -> list[str]:
     text = question.rpartition("|")[2] if "|" in question else question.rpartition(": ")[2]
     return [word.strip(" .?") for word in text.split(",")]
-
-
-def bigger_animal(question: str) -> str:
-    grams = {"ant": 0.003, "mouse": 20, "rabbit": 2e3, "sheep": 6e4, "horse": 5e5, "elephant": 5e6, "whale": 5e7}
-    found = [word for word in re.findall(r"[a-z]+", question) if word in grams]
-    assert len(found) == 2
-    return (max if "larger" in question else min)(found, key=grams.__getitem__)
 
 
 def in_list(question: str) -> str:
@@ -151,37 +111,19 @@ def sum_of_two(question: str) -> str:
     return str(sum(numbers(question)))
 
 
-def calendar(question: str) -> str:
-    days = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
-    months = "January February March April May June July August September October November December".split()  # noqa: SIM905
-    named = next(word for word in re.findall(r"[A-Z][a-z]+", question)[::-1] if word in days + months)
-    ring = days if named in days else months
-    return ring[(ring.index(named) + (1 if "after" in question else -1)) % len(ring)]
-
-
 def difference(question: str) -> str:
     a, b = numbers(question)
     return str(b - a if re.match(r"Take|Subtract \d", question) else a - b)
-
-
-def letter(question: str) -> str:
-    last = "last" in question or " end" in question
-    patterns = (r"\|(\w+)", r"letter of the word (\w+)", r"letter of (\w+)", r"does (\w+)", r"that (\w+)")
-    word = next(m[1] for p in patterns if (m := re.search(p, question)))
-    return word[-1] if last else word[0]
 
 
 RECOMPUTED: dict[str, Callable[[str], str]] = {
     "sum": sum_of_two,
     "difference": difference,
     "compare_numbers": lambda q: str((max if "larger" in q else min)(numbers(q))),
-    "compare_animals": bigger_animal,
     "count": lambda q: str(len(listed(q))),
     "first": lambda q: listed(q)[0],
     "last": lambda q: listed(q)[-1],
     "member": in_list,
-    "letter": letter,
-    "calendar": calendar,
     "next_number": lambda q: str(numbers(q)[0] + (1 if "after" in q else -1)),
 }
 
@@ -192,67 +134,7 @@ def test_computed_answers_are_right(family: str) -> None:
         assert RECOMPUTED[family](question) == answer, question
 
 
-GROUPS = {
-    "animal": {"dog", "cat", "horse", "lion", "tiger", "sheep"},
-    "fruit": {"apple", "pear", "grape", "cherry", "melon", "mango"},
-    "vegetable": {"carrot", "onion", "potato", "cabbage", "spinach", "radish"},
-    "tool": {"hammer", "saw", "drill", "wrench", "chisel", "rasp"},
-    "vehicle": {"car", "bus", "truck", "train", "bicycle", "tram"},
-    "instrument": {"piano", "violin", "guitar", "flute", "drum", "trumpet"},
-    "garment": {"shirt", "coat", "scarf", "sweater", "glove", "sock"},
-    "drink": {"coffee", "tea", "milk", "juice", "water", "lemonade"},
-    "metal": {"iron", "copper", "silver", "gold", "zinc", "lead"},
-    "furniture": {"table", "chair", "sofa", "desk", "shelf", "bed"},
-}
-
-
-def test_groups_are_right() -> None:
-    for question, answer in questions("kind"):
-        assert GROUPS[answer] & set(re.findall(r"\w+", question.replace("|", " "))), question
-    for question, answer in questions("is_kind"):
-        words = set(re.findall(r"[a-z]+", question))
-        group = re.search(r"the group (\w+)", question)
-        assert group is not None
-        assert answer == ("yes" if words & GROUPS[group[1]] else "no"), question
-    for question, answer in questions("pick_kind"):
-        group = re.search(r"group (\w+)", question)
-        assert group is not None
-        assert [word for word in listed(question) if word in GROUPS[group[1]]] == [answer], question
-
-
-def test_yes_and_no_are_as_frequent() -> None:
-    for family in ("member", "is_kind"):
-        share = sum(answer == "yes" for _, answer in questions(family, 2000)) / 2000
-        assert 0.45 < share < 0.55
-
-
 # Written down anew, not taken from the package.
-KNOWN = {
-    "capital": {"France": "Paris", "Peru": "Lima", "Kenya": "Nairobi", "Canada": "Ottawa", "Turkey": "Ankara"},
-    "country": {"Rome": "Italy", "Oslo": "Norway", "Warsaw": "Poland", "Cairo": "Egypt", "Hanoi": "Vietnam"},
-    "colour": {
-        "snow": "white",
-        "coal": "black",
-        "grass": "green",
-        "a carrot": "orange",
-        "a ruby": "red",
-        "mud": "brown",
-    },
-    "opposite": {"hot": "cold", "cold": "hot", "far": "near", "sell": "buy", "shallow": "deep", "north": "south"},
-    "plural": {"dog": "dogs", "box": "boxes", "city": "cities", "leaf": "leaves", "child": "children", "mouse": "mice"},
-    "past": {"walk": "walked", "try": "tried", "stop": "stopped", "go": "went", "teach": "taught", "swim": "swam"},
-}
-
-
-@pytest.mark.parametrize("family", KNOWN)
-def test_known_facts(family: str) -> None:
-    met = set()
-    for question, answer in questions(family, 2000):
-        for key, right in KNOWN[family].items():
-            if re.search(rf"\b{key}\b(?!.*\|)|\|{key}$", question):
-                assert answer == right, question
-                met.add(key)
-    assert met == set(KNOWN[family])
 
 
 # --- news and reviews
@@ -264,19 +146,6 @@ def test_labels_are_in_range_and_balanced(name: str, labels: set[int]) -> None:
         counts = Counter(row["label"] for row in BUILTIN[name].rows(n, 5))
         assert set(counts) == labels
         assert max(counts.values()) - min(counts.values()) <= 1
-
-
-def test_reviews_have_two_to_six_sentences() -> None:
-    counts = Counter(len(re.findall(r"[.!?](?: |$)", row["text"])) for row in BUILTIN["reviews"].rows(4000, 42))
-    assert set(counts) == {2, 3, 4, 5, 6}
-
-
-@NAMES
-def test_sentences_begin_with_a_capital(name: str) -> None:
-    for row in BUILTIN[name].rows(500, 42):
-        for text in (row.get(key, "") for key in ("instruction", "title", "description", "text")):
-            for sentence in re.split(r"(?<=[.?]) ", text):
-                assert sentence == "" or re.match(r"\"?[A-Z0-9]", sentence), text
 
 
 def naive_bayes(rows: list[dict], held_out: list[dict]) -> float:

@@ -28,10 +28,6 @@ def test_each_can_be_planned_and_used_by_another_spec(path: Path) -> None:
     assert other.cluster.profile is None, "it is used up"
 
 
-def test_there_is_one_for_each_kind_of_cluster() -> None:
-    assert {load_spec(p).cluster.launcher for p in PROFILES} == {"slurm", "hosts", "local"} and len(PROFILES) == 5
-
-
 def test_own_values_win_key_by_key(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text("cluster: {nodes: 4, slurm: {partition: a, account: b}, env: {X: '1', Y: '2'}}\n")
     base = "model: {name: 'tiny:mistral'}\ndata: {source: builtin:instructions}\n"

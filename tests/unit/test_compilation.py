@@ -11,8 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from allranks.analysis.metrics import summarize
-from allranks.cli.plan import show_plan
 from allranks.errors import RequestError
 from allranks.experiments.compare import without_compilation
 from allranks.launch import runs
@@ -23,7 +21,7 @@ from allranks.planning.memory.compilation import COMPILE_S, GAINS, PAYBACK, expe
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.files import write_json
 from allranks.rundir.paths import RunDir
-from allranks.spec import load_spec, parse_spec
+from allranks.spec import parse_spec
 from tests.unit.fit_specs import facts, raw
 
 ROOT = Path(__file__).parents[2]
@@ -93,11 +91,6 @@ def test_a_machine_without_a_c_compiler_is_told_and_the_nodes_of_slurm_have_thei
     assert planned(*slurm, there=without).compiled
 
 
-def test_true_falls_back_where_blocks_cannot_be_compiled() -> None:
-    plan = planned("model.compile=true", "strategy.name=deepspeed_zero3")
-    assert not plan.compiled and "gathers weights within the blocks" in plan.compile_reason
-
-
 def test_memory_must_suffice_if_the_compiler_fails() -> None:
     needed = {
         value: fit(parse_spec(LONG, [f"model.compile={value}"]), planned(f"model.compile={value}"), H100)
@@ -105,25 +98,6 @@ def test_memory_must_suffice_if_the_compiler_fails() -> None:
     }
     assert needed["auto"].needed_bytes == needed["false"].needed_bytes > needed["true"].needed_bytes
     assert "estimated without compiled blocks" in needed["auto"].notes[0]
-
-
-def test_plan_says_what_was_decided(capsys: pytest.CaptureFixture[str]) -> None:
-    show_plan(planned(), as_json=False)
-    assert "transformer blocks are compiled: 1,000 steps of at least" in capsys.readouterr().out
-    show_plan(planned("cluster.device=cpu"), as_json=False)
-    assert "transformer blocks are not compiled: compiled steps ran at 0.82 times the speed" in capsys.readouterr().out
-    show_plan(planned("model.compile=false"), as_json=False)
-    assert "blocks are" not in capsys.readouterr().out
-    show_plan(planned(), as_json=True)
-    assert json.loads(capsys.readouterr().out)["compiled"] is True
-
-
-def test_metrics_have_what_the_run_did() -> None:
-    spec, plan = parse_spec(LONG), planned()
-    done = summarize("r", spec, plan, {0: []}, "succeeded")
-    assert done["compiled"] is True and done["compile_reason"] == plan.compile_reason
-    failed = {"event": "remark", "what": "compile", "message": "no compiler", "time": 1.0, "rank": 0}
-    assert summarize("r", spec, plan, {0: [failed]}, "succeeded")["compiled"] is False
 
 
 @pytest.mark.parametrize(
@@ -152,20 +126,9 @@ def test_a_resume_keeps_what_the_run_did(
         assert keep_compilation(run, was, asked, make_plan(asked, H100)).compiled is (value == "true")
 
 
-def test_a_run_of_an_earlier_version_that_was_compiled_stays_so(tmp_path: Path) -> None:
-    run, spec = RunDir(tmp_path), parse_spec(LONG)
-    write_json(run.plan, {})
-    assert keep_compilation(run, parse_spec(LONG, ["model.compile=true"]), spec, make_plan(spec, facts())).compiled
-
-
 @pytest.mark.parametrize("value", ["auto", "true", "false"])
 def test_a_comparison_is_not_compiled(value: str) -> None:
     assert not make_plan(without_compilation(parse_spec(LONG, [f"model.compile={value}"])), H100).compiled
-
-
-def test_the_examples_that_take_a_minute_are_not_compiled_on_any_gpu() -> None:
-    for name in ("demo", "tiny-mistral-alpaca", "mistral-7b-lora-ddp-1node", "tiny-bert-agnews"):
-        assert not make_plan(load_spec(ROOT / "examples" / f"{name}.yaml"), facts(gpus=8)).compiled, name
 
 
 def test_the_gain_on_cpus_is_the_recorded_one() -> None:
@@ -217,14 +180,6 @@ def test_resume_goes_on_as_the_run_did(begun: Callable[[str, bool], tuple[RunDir
         runs.resume(run.root, sets=["model.compile=false"])
     runs.resume(run.root, sets=["model.compile=false"], allow_inexact=True)
     assert not plans[-1].compiled
-
-
-def test_resume_does_not_begin_to_compile(begun: Callable[[str, bool], tuple[RunDir, list[LaunchPlan]]]) -> None:
-    run, plans = begun("false", False)
-    runs.resume(run.root, sets=["model.compile=auto"])
-    assert not plans[0].compiled
-    with pytest.raises(RequestError, match=r"trained without compiled blocks, .* --set model\.compile=false"):
-        runs.resume(run.root, sets=["model.compile=true"])
 
 
 @pytest.mark.parametrize(("value", "planned", "remarks"), [("auto", False, 0), ("auto", True, 0), ("true", False, 1)])

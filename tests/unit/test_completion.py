@@ -69,29 +69,6 @@ def test_bash_completes_verbs_keys_values_strategies_smoke_tests_and_runs(
     assert complete("no-such-verb", "pla") == ["plan"]
 
 
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_get_the_same_values(environment: dict[str, str], tmp_path: Path, shell: str) -> None:
-    word = "strategy.name=pytorch_z"
-    words = {"COMP_WORDS": f"allranks plan s --set {word}", "COMP_CWORD": word if shell == "fish" else "4"}
-    done = subprocess.run(
-        ["allranks"],
-        env={**environment, **words, "_ALLRANKS_COMPLETE": f"{shell}_complete"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert not done.stderr
-    for name in ("pytorch_zero1", "pytorch_zero2", "pytorch_zero3"):
-        assert f"strategy.name={name}" in done.stdout
-    assert "zero1\n" not in done.stdout.replace("pytorch_zero1\n", "")
-
-
-def test_a_run_root_that_cannot_be_read_breaks_no_prompt(environment: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "runs").write_text("a file")
-    assert in_bash(environment, tmp_path, "logs", "") == ["latest"]
-
-
 def test_every_key_is_offered_once_and_can_be_set() -> None:
     keys = settable_keys()
     assert {"train.lr", "cluster.slurm.partition", "strategy.bucket_mb", "checkpoint.async"} <= set(keys)

@@ -93,6 +93,9 @@ SUGGESTED = [
     ({"thema": "Ort", "frage": "Wo?", "antwort": "Hier."}, {"response": "antwort"}, "tiny:llama", {"prompt": "thema", "response": "antwort"}),
     ({"product": "Mug", "tags": ["a"], "eur": 2.5, "slogan": "Good."}, {}, "tiny:llama", {"prompt": "product", "response": "slogan"}),
     ({"id": 1, "dialog": [{"role": "user", "content": "a"}]}, {}, "tiny:llama", {"messages": "dialog"}),
+    ({"intruction": "x", "ouput": "x"}, {}, "tiny:llama", {"instruction": "intruction", "output": "ouput"}),
+    ({"instruction": "x", "context": "x", "response": "x"}, {}, "tiny:llama", {"input": "context", "output": "response"}),
+    ({"id": "1", "content": "x"}, {}, "tiny:llama", {"text": "content"}),
     ({"review": "Good", "stars": 5, "shop": "s1"}, {}, "tiny:bert", {"text": "review", "label": "stars"}),
     ({"n": 3, "satz": "Gut", "klasse": "x"}, {}, "tiny:bert", {"text": "satz", "label": "klasse"}),
 ]  # fmt: skip
@@ -169,16 +172,3 @@ def test_folders_whose_files_do_not_belong_together_are_refused(tmp_path: Path, 
         (tmp_path / name).write_text('{"text": "x"}\n')
     with pytest.raises(DataError, match=words):
         load_rows(DataSpec(source=str(tmp_path)))
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("rows.jsonl.gz", "unpack it first"),
-        ("table.xlsx", "save the sheet as CSV UTF-8"),
-    ],
-)
-def test_other_kinds_of_files_say_what_to_do(tmp_path: Path, name: str, words: str) -> None:
-    (tmp_path / name).write_bytes(b"x")
-    with pytest.raises(DataError, match=words):
-        read_first_rows(tmp_path / name)

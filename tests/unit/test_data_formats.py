@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from allranks.errors import DataError, SpecError
 from allranks.spec.data_templates import Example, Template, choose_template
 from allranks.spec.records import DataSpec
-from allranks.train.data.chats import ChatWriter
 from allranks.train.data.tokenization import encode_text, train_tokenizer
 
 Row = dict[str, Any]
@@ -167,44 +165,3 @@ def test_system_and_tools_have_columns_of_their_own(tokenizer: Any) -> None:
     assert untrained.startswith("<|im_start|>system\nbe 1<|im_end|>\n<|im_start|>user\nquestion")
     with pytest.raises(DataError, match="row 0, column 'tools': expected a list of tools"):
         rendered([{**row, "tools": "add"}])
-
-
-@pytest.mark.parametrize("template", [None, CHATML.replace("<|im_end|>", "</s>"), STRICT, LLAMA3])
-def test_a_reply_ends_with_one_end_of_text(tokenizer: Any, template: str | None) -> None:
-    tokenizer.chat_template = template
-    (row,) = encode_text(rendered([{"messages": ONE * 2}]), tokenizer, max_length=512, mask_prompt=True)
-    text = tokenizer.decode(row.ids)
-    assert text.endswith("answer</s>")
-    assert not re.search(r"</s>\s*</s>", text)
-    ends = [int(m) for i, m in zip(row.ids, row.mask, strict=True) if i == tokenizer.eos_token_id]
-    assert ends.count(1) == 2, "the end of each reply is trained"
-    (example,) = ChatWriter(tokenizer).rows(rendered([{"messages": ONE * 2}])[0])
-    assert [text for text, trained in example.turns if trained] == ["answer</s>", "answer</s>"]
-
-
-@pytest.mark.parametrize(
-    ("columns", "line"),
-    [
-        ("question answer", "columns: {prompt: question, response: answer}"),
-        ("intruction ouput", "columns: {instruction: intruction, output: ouput}"),
-        ("instruction context response category", "columns: {input: context, output: response}"),
-        ("Prompt Response", "columns: {prompt: Prompt, response: Response}"),
-        ("id content", "columns: {text: content}"),
-        ("dialog", "columns: {messages: dialog}"),
-        ("a b", "columns: {prompt: a, response: b}"),
-        ("a", "columns: {text: a}"),
-    ],
-)
-def test_no_template_says_the_line_to_add(columns: str, line: str) -> None:
-    row = dict.fromkeys(columns.split(), "x")
-    with pytest.raises(DataError) as caught:
-        chosen([row])
-    first, second, *rest = str(caught.value).splitlines()
-    assert first.startswith(f"data.source rows.jsonl: no template fits the columns {', '.join(row)}; ")
-    assert second.strip() == line
-    assert any(re.match(r"  alpaca +instruction and output", text) for text in rest)
-    assert max(len(text) for text in rest if text.startswith("  ")) <= 80  # the table; the terminal wraps sentences
-    import yaml
-
-    added = yaml.safe_load(line)["columns"]
-    assert chosen([row], columns=added).kind in ("chat", "alpaca", "text"), "the line works"

@@ -12,7 +12,7 @@ from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.planning.memory import fit
 from allranks.planning.planner import make_plan, resolve_device
 from allranks.planning.records import ON_NODE, PARTITION, REQUESTED, THIS_MACHINE, LaunchPlan
-from allranks.planning.slurm_request import gpus_requested, partition_requested, takes_whole_nodes
+from allranks.planning.slurm_request import gpus_requested
 from allranks.spec import RunSpec, parse_spec
 from tests.unit.test_plan import facts
 
@@ -90,15 +90,6 @@ def test_a_partition_without_gpus_and_whole_nodes_with_gpus_settle_it() -> None:
     assert (zero.device, zero.device_source) == ("cpu", REQUESTED)
 
 
-def test_a_device_or_backend_that_the_spec_names_wins() -> None:
-    cpu = plan_of(spec_of("cluster.device=cpu", "cluster.slurm.gpus_per_node=4"))
-    assert (shape(cpu), cpu.device_source) == (("cpu", "gloo", "float32", 2), REQUESTED)
-    cuda = plan_of(spec_of("cluster.device=cuda"), partition_gpus=4, own_gpus=8)
-    assert shape(cuda) == ("cuda", "nccl", "bfloat16", 4), "the login node's 8 GPUs are not those of the nodes"
-    nccl = plan_of(spec_of("cluster.backend=nccl"), partition_gpus=4)
-    assert (shape(nccl), nccl.device_source) == (("cuda", "nccl", "bfloat16", 4), ON_NODE)
-
-
 def test_launcher_hosts_uses_this_machines_gpus_only_if_it_is_one_of_them() -> None:
     mine = plan_of(spec_of("cluster.hosts=[n1, n2]", launcher="hosts"), own_gpus=4)
     assert (shape(mine), mine.device_source) == (("cuda", "nccl", "bfloat16", 4), THIS_MACHINE)
@@ -107,20 +98,6 @@ def test_launcher_hosts_uses_this_machines_gpus_only_if_it_is_one_of_them() -> N
     other = plan_of(spec_of("cluster.hosts=[n7, n8]", launcher="hosts"), own_gpus=4)
     assert (other.device, other.device_source) == ("cpu", ON_NODE)
     assert "n1, is not in cluster.hosts" in other.device_reason
-
-
-def test_options_of_sbatch_in_extra() -> None:
-    def asked(*extra: str) -> RunSpec:
-        return spec_of(f"cluster.slurm.extra={list(extra)}", "cluster.slurm.partition=cpu")
-
-    assert partition_requested(spec_of().cluster) is None
-    assert partition_requested(asked("--partition=gpu").cluster) == "gpu"
-    assert partition_requested(asked("-pgpu").cluster) == "gpu"
-    assert partition_requested(asked("--mail-type=END").cluster) == "cpu"
-    assert takes_whole_nodes(asked("--exclusive").cluster)
-    assert not takes_whole_nodes(asked("--nice").cluster)
-    assert gpus_requested(asked("--gres=nvme:1", "--gpus-per-nothing=3").cluster) is None
-    assert gpus_requested(asked("#SBATCH --gres=gpu:2").cluster).per_node == 2  # type: ignore[union-attr]
 
 
 def test_nodes_that_show_gpus_settle_a_provisional_plan() -> None:
@@ -169,3 +146,12 @@ def test_memory_is_not_judged_while_the_device_is_open() -> None:
     assert fit(open_, make_plan(open_, known), known).capacity.bytes is None
     settled = spec_of("cluster.slurm.mem=600M", "cluster.device_memory_gib=0.001", "cluster.device=cpu")
     assert fit(settled, make_plan(settled, known), known).refused
+
+
+def test_a_device_or_backend_that_the_spec_names_wins() -> None:
+    cpu = plan_of(spec_of("cluster.device=cpu", "cluster.slurm.gpus_per_node=4"))
+    assert (shape(cpu), cpu.device_source) == (("cpu", "gloo", "float32", 2), REQUESTED)
+    cuda = plan_of(spec_of("cluster.device=cuda"), partition_gpus=4, own_gpus=8)
+    assert shape(cuda) == ("cuda", "nccl", "bfloat16", 4), "the login node's 8 GPUs are not those of the nodes"
+    nccl = plan_of(spec_of("cluster.backend=nccl"), partition_gpus=4)
+    assert (shape(nccl), nccl.device_source) == (("cuda", "nccl", "bfloat16", 4), ON_NODE)

@@ -122,22 +122,6 @@ def test_modules_and_files_that_a_page_names_exist(page: Path, tree: tuple[set[s
     assert not _stale_names(page, *tree)
 
 
-def test_a_stale_name_is_found(tmp_path: Path, tree: tuple[set[str], set[str]]) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(
-        "`src/allranks/fit/estimate.py`, `allranks.trace.analyse`, `allranks.analysis.trace.no_such_name`, `planning.py`,\n"
-        "`allranks.forward`, `allranks.analysis.trace.analyse`, `src/allranks/planning/memory/estimate.py`, `planner.py`;\n"
-        "from allranks.lab.cluster import BoxOptions, no_such_name\n"
-    )
-    assert _stale_names(page, *tree) == {
-        "allranks.analysis.trace.no_such_name",
-        "allranks.lab.cluster.no_such_name",
-        "allranks.trace.analyse",
-        "planning.py",
-        "src/allranks/fit/estimate.py",
-    }
-
-
 def test_pages_name_every_folder_and_verb() -> None:
     tree, verbs = (REPO / "docs" / "architecture.md").read_text(), (REPO / "docs" / "verbs.md").read_text()
     for folder in (REPO / "src" / "allranks").iterdir():
@@ -215,10 +199,6 @@ def test_only_train_imports_torch() -> None:
                 else []
             )
             assert not any(n.split(".")[0] in ("torch", "transformers", "peft", "numpy") for n in names), path
-
-
-def test_a_python_shell_completes_what_is_loaded_when_used() -> None:
-    assert set(allranks.__all__) <= set(dir(allranks))
 
 
 def test_no_package_hides_a_function_of_the_public_api() -> None:

@@ -32,11 +32,6 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_every_example_of_the_repository_is_shipped_but_those_of_the_field_notes() -> None:
-    inside = {p.relative_to(REPO / "examples").as_posix() for p in (REPO / "examples").rglob("*.yaml")}
-    assert {f"{name}.yaml" for name in example_files()} == {name for name in inside if not name.startswith("seeds/")}
-
-
 @pytest.mark.parametrize("name", example_files())
 def test_a_copy_can_be_planned_in_an_empty_folder(
     name: str, empty: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -85,24 +80,6 @@ def test_nothing_is_overwritten_without_force(
     code, out, _ = ends(monkeypatch, capfd, "examples", "demo", "-o", "-")
     assert code == 0 and out == (REPO / "examples" / "demo.yaml").read_text()
     assert sorted(p.name for p in empty.iterdir()) == ["demo.yaml", "sub"]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["examples", "dmeo"], "there is no example 'dmeo'; did you mean demo?"),
-        (["examples", "seeds/000/one-node"], "there is no example"),
-        (["examples", "../../etc/passwd"], "there is no example"),
-        (["examples", "demo", "--output", "nowhere/x.yaml"], "the folder nowhere does not exist"),
-        (["examples", "--output", "x.yaml"], "--output needs the NAME of an example"),
-    ],
-)
-def test_wrong_requests(
-    words: list[str], said: str, empty: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    code, _, err = ends(monkeypatch, capfd, *words)
-    assert code == 2 and said in err
-    assert not list(empty.iterdir())
 
 
 PLAN_ALL = """

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +14,7 @@ from allranks.planning.memory.families import FAMILIES
 from allranks.planning.memory.model_config import UnknownFamily, read_model_config
 from allranks.planning.memory.weights import shapes_of
 from allranks.spec.strategies import REGISTRY
-from tests.sampling import every_fifth, examples
+from tests.sampling import examples
 from tests.unit.fit_specs import estimated
 
 SHARDED = sorted(n for n in REGISTRY if "zero" in n)
@@ -178,20 +177,3 @@ def test_a_config_is_read_or_refused_in_words(family: Any, values: dict[str, Any
     except (SpecError, UnknownFamily):
         return
     assert shapes_of(config).numel > 0
-
-
-@pytest.mark.parametrize("name", every_fifth(NAMES))
-def test_the_largest_config_that_is_taken_is_still_counted(name: str) -> None:
-    huge = {
-        "hidden_size": 10**6,
-        "intermediate_size": 10**6,
-        "num_hidden_layers": 2000,
-        "num_attention_heads": 10**6,
-        "vocab_size": 10**7,
-    }
-    spec = {
-        "model": {"name": "tiny:llama", "config": {**huge, "num_key_value_heads": 1}},
-        "data": {"source": "builtin:instructions"},
-        "strategy": {"name": name},
-    }
-    assert estimated(spec).verdict == "too large"

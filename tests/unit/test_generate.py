@@ -12,24 +12,15 @@ import pytest
 import torch
 import yaml
 
-from allranks.cli.generate import _prompts, _row
+from allranks.cli.generate import _prompts
 from allranks.errors import DataError, RequestError
 from allranks.launch.generation import GenerationRequest, generate
 from allranks.rundir.paths import RunDir
-from allranks.spec.data_templates import choose_template, prompt_of, row_prompt
-from allranks.spec.records import DataSpec, ModelSpec
+from allranks.spec.data_templates import prompt_of, row_prompt
+from allranks.spec.records import ModelSpec
 from allranks.train.data.tokenization import train_tokenizer
 from allranks.train.evaluation import end_tokens, generate_replies
 from tests.dist.making import build_model
-
-
-def test_a_prompt_is_that_of_a_row_with_this_instruction() -> None:
-    row = {"instruction": "Say {{ x }}", "output": "y"}
-    data = DataSpec(source="x", template="alpaca")
-    wanted = choose_template(data, [row], classifier=False).render(row, 0).prompt
-    assert prompt_of("alpaca", "alpaca", "Say {{ x }}") == wanted
-    assert prompt_of("text", "auto", "Say {{ x }}") == "Say {{ x }}"
-    assert prompt_of("chat", "chat", "x") is None
 
 
 def test_a_jinja_prompt_with_one_variable_takes_the_text(tmp_path: Path) -> None:
@@ -61,9 +52,6 @@ def test_the_columns_of_a_row_without_its_response_make_a_prompt(tmp_path: Path)
         DataError, match=r"uses parts of ticket, so one text .* --row '\{\"eur\": ..., \"ticket\": ...\}'"
     ):
         prompt_of("jinja", str(path), "x")
-    path.write_text("{% block prompt %}{{ ticket.subject }}{% endblock %}{% block response %}{{ b }}{% endblock %}")
-    with pytest.raises(DataError, match="uses parts of ticket, so one text is not sufficient"):
-        prompt_of("jinja", str(path), "x")
     alpaca = row_prompt("alpaca", "auto", {"instruction": "q"}, {"q": "Add", "input": "2"})
     assert isinstance(alpaca, str) and alpaca.endswith("Add\n\n### Input:\n2\n\n### Response:\n")
     assert row_prompt("completion", "auto", {}, {"prompt": "a"}) == "a"
@@ -88,14 +76,6 @@ def test_the_columns_of_a_row_without_its_response_make_a_prompt(tmp_path: Path)
     ):
         with pytest.raises(DataError, match=words.replace("+", r"\+")):
             row_prompt(kind, "auto", {}, given)
-
-
-def test_rows_are_json_objects() -> None:
-    assert _row('{"a": {"b": 1}}') == {"a": {"b": 1}}
-    with pytest.raises(RequestError, match="--row: not JSON"):
-        _row("{a: 1}")
-    with pytest.raises(RequestError, match=r"expected a JSON object .* found a list"):
-        _row("[1]")
 
 
 def from_stdin(monkeypatch: pytest.MonkeyPatch, content: bytes, *, terminal: bool = False) -> list[str]:
@@ -135,14 +115,6 @@ def test_runs_without_a_model_to_try_are_refused(tmp_path: Path, spec: dict[str,
     run = RunDir(tmp_path)
     run.spec.write_text(yaml.safe_dump(spec))
     with pytest.raises(RequestError, match=words), generate(run, ["x"], GenerationRequest()):
-        pass
-
-
-def test_a_comparison_is_refused(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    run.spec.write_text(yaml.safe_dump({"model": {"name": "tiny:llama"}, "data": {"source": "builtin:news"}}))
-    run.compare.write_text("{}")
-    with pytest.raises(RequestError, match="is a comparison of strategies"), generate(run, ["x"], GenerationRequest()):
         pass
 
 

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from allranks.launch import preview
-from allranks.nodes import preflight
-from allranks.spec.examples import StarterChoices, default_data, run_name, starter_text
+from allranks.spec.examples import StarterChoices, starter_text
 from allranks.spec.loader import parse_spec, parse_yaml
 from tests.conftest import REPO
 from tests.warm import allranks
@@ -124,24 +123,6 @@ def test_names_are_quoted_where_yaml_would_read_something_else(name: str) -> Non
     assert (spec.model.name, spec.data.source, spec.cluster.hosts) == (name, name, [name])
 
 
-def test_names_of_runs_and_default_data() -> None:
-    assert run_name("tiny:llama", "builtin:instructions") == "llama-instructions"
-    assert run_name("/models/Llama 3/", "data/train.jsonl") == "llama-3-train.jsonl"[: len("llama-3-train")]
-    assert run_name("字", "字") == "run"
-    assert [default_data(m) for m in ("tiny:bert", "mlp:8x2", "tiny:llama", "org/model")] == [
-        "builtin:news", "builtin:noise", "builtin:instructions", "builtin:instructions",
-    ]  # fmt: skip
-
-
-def test_what_it_writes_can_be_planned_at_once(tmp_path: Path) -> None:
-    done = init(tmp_path, *NEEDED)
-    assert done.returncode == 0, done.stderr
-    assert "wrote spec.yaml; next: allranks plan spec.yaml" in done.stdout
-    spec = preview.read_spec(tmp_path / "spec.yaml")
-    preflight.check_request(spec)
-    assert preview.plan(spec).run_name == "llama-instructions"
-
-
 def test_without_a_terminal_it_names_what_is_missing_and_writes_nothing(tmp_path: Path) -> None:
     done = init(tmp_path)
     assert done.returncode == 2 and "give --model, --data, --machine, or --yes" in done.stderr
@@ -152,21 +133,13 @@ def test_without_a_terminal_it_names_what_is_missing_and_writes_nothing(tmp_path
 
 REFUSED = [
     (["--yes", "--data", "nofile.jsonl"], "data.source nofile.jsonl: there is no such file"),
-    (["--yes", "--data", "."], "no template fits the columns x, y"),
-    (["--yes", "--data", "odd.csv"], "no template fits the columns x, y"),
     (["--yes", "--data", "odd.csv"], "init takes them as --columns ROLE=COLUMN,..., or --template FILE"),
     (["--yes", "--data", "odd.csv", "--columns", "text"], "--columns text: expected ROLE=COLUMN"),
-    (["--yes", "--data", "odd.csv", "--columns", "text=x,text=y"], "text occurs twice"),
-    (["--yes", "--data", "odd.csv", "--columns", "text=z"], "there is no column 'z' (data.columns.text)"),
-    (["--yes", "--data", "odd.csv", "--template", "no.jinja"], "data.template no.jinja: there is no such file"),
     (["--yes", "--model", "tiny:lama"], "did you mean tiny:llama?"),
-    (["--yes", "--model", "tiny:bert", "--data", "builtin:instructions"], "tiny:bert is trained as a classifier"),
     (["--yes", "--strategy", "ddp"], "did you mean 'pytorch_ddp'?"),
     (["--yes", "--machine", "hosts"], "--hosts is missing"),
-    (["--yes", "--partition", "gpu"], "--partition: only with --machine slurm"),
     (["--yes", "--machine", "slurm", "--hosts", "a"], "--hosts: only with --machine hosts"),
     (["--yes", "--machine", "slurm", "--time", "1h"], "--time 1h: expected a time limit of Slurm"),
-    (["--yes", "--name", "a/b"], "a run name may contain only"),
     (["--yes", "--output", "nowhere/x.yaml"], "the folder nowhere does not exist"),
 ]
 
@@ -261,46 +234,6 @@ def test_columns_are_given_as_options(tmp_path: Path) -> None:
     (tmp_path / "t.jinja").write_text("{% block response %}{{ Antwort }}{% endblock %}")
     done = init(tmp_path, "--yes", "--data", "faq.csv", "--template", "t.jinja", "-o", "t.yaml")
     assert done.returncode == 0 and "template: t.jinja" in (tmp_path / "t.yaml").read_text(), done.stderr
-
-
-def test_the_next_commands_can_be_pasted(tmp_path: Path) -> None:
-    assert "next: allranks plan 'mein spec.yaml', then" in init(tmp_path, "--yes", "-o", "mein spec.yaml").stdout
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("prompt,response\n", "the set is empty"),
-        ("prompt,response\na,b,c\n", "line 2: the number of fields differs"),
-    ],
-)
-def test_a_file_that_plan_refuses_is_refused(tmp_path: Path, text: str, words: str) -> None:
-    (tmp_path / "rows.csv").write_text(text)
-    done = init(tmp_path, "--yes", "--data", "rows.csv")
-    assert done.returncode == 2 and words in done.stderr and not (tmp_path / "spec.yaml").exists()
-
-
-def test_what_it_writes_for_own_rows_is_what_data_accepts(tmp_path: Path) -> None:
-    row = '{"prompt": "a", "response": "b"}\n'
-    (tmp_path / "rows.jsonl").write_text(row * 4)
-    assert init(tmp_path, "--yes", "--data", "rows.jsonl").returncode == 0
-    spec = preview.read_spec(tmp_path / "spec.yaml")
-    assert spec.data is not None and (spec.data.packing, spec.train.epochs, spec.train.max_steps) == ("none", 1, None)
-    assert preview.sequence_problem(spec, preview.plan(spec)) is None
-    for name, text, problem in (
-        ("one.jsonl", row, "1 training row gives 1 sequence, too few for 2 ranks"),
-        ("odd.jsonl", row * 40 + '{"prompt": "a", "response": {"b": 1}}\n', "row 40, column 'response': expected text"),
-        ("labels.csv", "text,label\n" + "a b,c\n" * 9, "classification needs an encoder"),
-        (
-            "reviews.csv",
-            "review,sentiment\n" + "a b,c\n" * 9,
-            "The column sentiment looks like a label: classification needs",
-        ),
-    ):
-        (tmp_path / name).write_text(text)
-        done = init(tmp_path, "--yes", "--data", name, "-o", "other.yaml")
-        assert done.returncode == 2 and problem in done.stderr, done.stderr
-    assert not (tmp_path / "other.yaml").exists()
 
 
 def test_it_asks_which_column_is_what_where_no_template_fits(tmp_path: Path) -> None:

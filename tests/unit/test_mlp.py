@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from allranks.errors import SpecError
-from allranks.lab.smoke import TESTS
 from allranks.planning.memory import fit
 from allranks.planning.planner import make_plan
 from allranks.spec import parse_spec
 from allranks.spec.models import mlp_shape
 from allranks.spec.records import DataSpec, EvalSpec
-from allranks.train.data.batches import NoiseBatch, noise_batch, prepared_noise
-from allranks.train.tasks import Mlp, MlpConfig, MlpLoss
+from allranks.train.data.batches import noise_batch, prepared_noise
+from allranks.train.tasks import Mlp, MlpConfig
 from tests.unit.test_plan import facts
 
 # width, layers, shape: what the notes count
@@ -45,28 +44,6 @@ def test_the_notes_models_to_the_last_parameter(sizes: tuple[int, int, str]) -> 
         assert model(torch.empty(3, width)).shape == (3, width)
     spec = parse_spec(spec_of(*sizes))
     assert fit(spec, make_plan(spec, facts()), facts()).parameters == COUNTS[sizes]
-
-
-def test_the_tests_of_the_ladder_name_these_models() -> None:
-    named = {test.parameters for test in TESTS if test.name[:2] in ("01", "02", "03", "04")}
-    assert named == set(COUNTS.values())
-
-
-def test_layers_and_activations_are_the_notes() -> None:
-    """The first kind: Linear, GELU, Linear, GELU, Linear. The second: pairs without an activation between them."""
-    wide, blocks = Mlp(MlpConfig(width=4, layers=3, shape="wide")), Mlp(MlpConfig(width=4, layers=2))
-    kinds = [type(m).__name__ for m in wide.modules() if not list(m.children())]
-    assert kinds == ["Linear", "GELU", "Linear", "GELU", "Linear"]
-    kinds = [type(m).__name__ for m in blocks.modules() if not list(m.children())]
-    assert kinds == ["Linear", "GELU", "Linear", "Linear", "GELU", "Linear"]
-    assert [tuple(p.shape) for n, p in wide.named_parameters() if "weight" in n] == [(16, 4), (16, 16), (4, 16)]
-
-
-def test_the_loss_is_torchs_mse() -> None:
-    model = Mlp(MlpConfig(width=8, layers=2))
-    batch = NoiseBatch(torch.randn(5, 8), torch.randn(5, 8))
-    ours = MlpLoss(model)(batch) / batch.tokens_trained
-    assert torch.allclose(ours, torch.nn.MSELoss()(model(batch.inputs), batch.targets))
 
 
 def test_a_row_is_the_same_in_every_batch() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 from typing import Any
 
@@ -46,23 +45,6 @@ def test_nodes_of_slurm_are_one_line_and_every_rank_has_a_row_with_full(capsys: 
     assert [tuple(map(int, row)) for row in rows] == [(r, r // 8, r % 8) for r in range(16)]
 
 
-def test_one_node_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "ranks 0-1 on login\n" in shown(plan_of(procs_per_node=2, device="cpu"), capsys)
-    assert "rank 0 on login\n" in shown(plan_of(procs_per_node=1), capsys)
-
-
-def test_named_hosts_are_rows_and_many_of_them_are_summarised(capsys: pytest.CaptureFixture[str]) -> None:
-    text = shown(plan_of(**hosts(3)), capsys)
-    assert re.findall(r"│ ([\d-]+) +│ (\d) +│ (n\d) +│", text) == [
-        ("0-3", "0", "n0"),
-        ("4-7", "1", "n1"),
-        ("8-11", "2", "n2"),
-    ]
-    text = shown(plan_of(**hosts(12)), capsys)
-    assert re.search(r"│ 32-47 +│ 8-11 +│ 4 more nodes \(--full\) +│", text) and "n8" not in text
-    assert "n11" in shown(plan_of(**hosts(12)), capsys, full=True)
-
-
 def test_variables_that_are_left_alone_are_named_and_explained_with_full(capsys: pytest.CaptureFixture[str]) -> None:
     plan = plan_of(**SLURM)
     left = [item for item in plan.environment if item.value is None]
@@ -77,13 +59,6 @@ def test_variables_that_are_left_alone_are_named_and_explained_with_full(capsys:
     assert "(reasons:" not in full
 
 
-def test_json_has_all_in_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
-    plan = plan_of(**SLURM)
-    short = json.loads(shown(plan, capsys, as_json=True))
-    assert short == json.loads(shown(plan, capsys, as_json=True, full=True))
-    assert [item["name"] for item in short["environment"]] == [item.name for item in plan.environment]
-
-
 @pytest.mark.parametrize("columns", [100, 80, 60, 40])
 def test_the_memory_of_a_rank_breaks_no_number_and_keeps_its_peak(columns: int) -> None:
     spec = parse_spec({"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}})
@@ -96,18 +71,3 @@ def test_the_memory_of_a_rank_breaks_no_number_and_keeps_its_peak(columns: int) 
     assert values and all(re.fullmatch(r"([\d.]+ ([KMG]i)?B)?", value) for value in values)
     assert found.peak in table[0]
     assert ("not shown in" in out.getvalue()) == (columns < 100)
-
-
-@pytest.mark.parametrize("columns", [140, 100, 80, 60])
-@pytest.mark.parametrize("full", [False, True])
-def test_no_reason_of_a_variable_is_cut_off(
-    columns: int, full: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    plan = plan_of(procs_per_node=2, device="cpu")
-    text = shown(plan, capsys, full=full).split("Environment of the ranks")[1].split("└")[0]
-    rows = [line for line in text.splitlines()[1:] if line]
-    assert all(line.endswith(("┓", "┃", "┩", "│")) and cell_len(line) <= columns for line in rows)
-    reasons = " ".join("".join(line.split("│")[4]).strip() for line in rows if line.startswith("│"))
-    assert "torchrun would set 1, plain Python all" in reasons
-    assert all(" ".join(v.reason.split()) in reasons for v in plan.environment if v.value is not None)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import allranks
-from allranks.utils.plugins import PluginRegistry
 
 PLUGIN = """
 from allranks.launch.launchers import Launcher
@@ -150,12 +149,3 @@ def test_packages_are_not_read_for_a_built_in_name(site: Path, tmp_path: Path) -
     )
     done = python(site, "-c", code)
     assert done.stdout.strip() == "False", done.stderr
-
-
-def test_the_registry_is_a_mapping_that_can_be_extended() -> None:
-    registry = PluginRegistry({"a": 1}, group="allranks.none", kind=int)
-    registry["b"] = 2
-    assert dict(registry) == {"a": 1, "b": 2} and len(registry) == 2
-    del registry["b"]
-    assert list(registry) == ["a"] and "b" not in registry
-    assert registry.problem_of("b") is None

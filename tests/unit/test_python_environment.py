@@ -81,26 +81,6 @@ def test_the_job_refuses_a_missing_one_by_name(tmp_path: Path) -> None:
     assert said["exit_code"] == 3 and f"cluster.python {tmp_path}/no: the job's first node has no" in said["message"]
 
 
-def test_one_without_allranks_is_refused_before_anything_starts(
-    environment: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PYTHONPATH", raising=False)
-    with pytest.raises(EnvironmentNotAble, match=r"cluster\.python .*my env has no allranks"):
-        ask_interpreter(str(environment), [])
-    found = ask_interpreter(sys.prefix, ["torch", "no_such_package"])
-    assert found.missing == ["no_such_package"]
-
-
-def test_plan_and_run_say_it(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("")
-    (tmp_path / "s.yaml").write_text("script: {path: own.py}\ncluster: {python: nowhere}\n")
-    for verb in ("plan", "run"):
-        done = allranks(verb, "s.yaml", cwd=tmp_path)
-        assert done.returncode == 2
-        assert "cluster.python nowhere: there is no nowhere/bin/activate" in " ".join(done.stderr.split()), done.stderr
-    assert not (tmp_path / "runs").exists()
-
-
 @pytest.mark.parametrize(
     ("script", "said"),
     [
@@ -135,3 +115,13 @@ def test_plan_shows_the_program_without_its_secrets(tmp_path: Path) -> None:
     assert line.startswith("program: python -m own --api-key ") and "'a b'" in line and str(tmp_path) in line
     assert line.endswith("SIGKILL after 7 s")
     assert "abcdefghij" not in done.stdout
+
+
+def test_one_without_allranks_is_refused_before_anything_starts(
+    environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    with pytest.raises(EnvironmentNotAble, match=r"cluster\.python .*my env has no allranks"):
+        ask_interpreter(str(environment), [])
+    found = ask_interpreter(sys.prefix, ["torch", "no_such_package"])
+    assert found.missing == ["no_such_package"]

@@ -16,7 +16,6 @@ from allranks.cli.run import run_command
 from allranks.planning.planner import make_plan
 from allranks.spec import load_spec
 from allranks.spec.loader import spec_to_dict
-from allranks.spec.models import mlp_shape
 from tests.conftest import REPO
 from tests.unit.test_plan import facts
 
@@ -79,10 +78,7 @@ JOBS: dict[str, tuple[dict[str, Any], tuple[int, int, str, str, str, int]]] = {
     "000/one-node": (MISTRAL, (1, 8, "cuda", "nccl", "bfloat16", 8)),
     "000/two-nodes": (MISTRAL, (2, 16, "cuda", "nccl", "bfloat16", 16)),
     "001/two-nodes-slurm": (GLM | {"cluster.slurm.gpus_per_node": 8}, (2, 16, "cuda", "nccl", "bfloat16", 32)),
-    "001/two-nodes-by-hand": (
-        GLM | {"cluster.hosts": ["node0", "node1"]},
-        (2, 16, "cuda", "nccl", "bfloat16", 32),
-    ),
+    "001/two-nodes-by-hand": (GLM | {"cluster.hosts": ["node0", "node1"]}, (2, 16, "cuda", "nccl", "bfloat16", 32)),
     "002/ddp": (YELP | {"train.micro_batch_size": 1}, (1, 2, "cuda", "nccl", "float32", 8)),
     "002/sharding": (YELP | {"train.micro_batch_size": 4}, (1, 2, "cuda", "nccl", "float32", 8)),
     "003/lab": (LAB, (3, 6, "cpu", "gloo", "float32", 48)),
@@ -151,20 +147,6 @@ def test_a_job_is_that_of_its_notes(name: str) -> None:
     assert plan.warnings == []
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [
-        ("004/01-single-gpu", 25_175_040),
-        ("004/02-ddp-2-gpus", 100_681_728),
-        ("004/03-deepspeed-zero1", 805_429_248),
-        ("004/04-deepspeed-4-nodes", 1_073_905_664),
-    ],
-)
-def test_perceptrons_have_the_parameters_of_the_notes(name: str, parameters: int) -> None:
-    model = load_spec(SEEDS / f"{name}.yaml").model
-    assert model is not None and mlp_shape(model.name, model.config).parameters == parameters
-
-
 @pytest.mark.parametrize("name", FULL)
 def test_a_twin_is_the_same_recipe_smaller(name: str) -> None:
     full, twin = (load_spec(SEEDS / f"{one}.yaml") for one in (name, f"{name}-tiny"))
@@ -216,9 +198,3 @@ def test_each_line_of_the_page_names_tests_that_exist_or_says_that_there_is_none
         assert row[2].count("::") == len(named), f"written otherwise than `unit/test_x.py::test_y`: {row[2]}"
         for path, name in named:
             assert (REPO / "tests" / path).is_file() and name in names_in(path), f"{path}::{name}"
-
-
-def test_every_note_has_its_part_of_the_page() -> None:
-    text = PAGE.read_text()
-    for folder in sorted(path.name for path in SEEDS.iterdir() if path.is_dir()):
-        assert f'<a id="{folder}"></a>' in text, folder
