@@ -80,23 +80,17 @@ def policy_lines(policy: NetworkPolicy) -> list[str]:
         by_words.setdefault(f"{words or 'nothing set'}{f'; expected: {expected}' if expected else ''}", []).append(
             node.host
         )
-    found = [f"network {_short_hosts(hosts)}: {words}" for words, hosts in by_words.items()]
-    found += [f"network why {name}: {why}" for name, why in _unusual_reasons(policy).items()]
-    return [*found, *(f"network note: {note}" for note in policy.notes)]
-
-
-def _unusual_reasons(policy: NetworkPolicy) -> dict[str, str]:
-    """Return the reasons of the less common variables, without duplicates."""
-    told: dict[str, str] = {}
-    for node in policy.nodes:
-        for item in node.environment:
-            if item.value is not None and item.name not in USUAL_VARIABLES and item.source == "policy":
-                told.setdefault(f"{item.name}={item.value}", item.reason)
-    return told
-
-
-def _short_hosts(hosts: list[str]) -> str:
-    return ", ".join(hosts) if len(hosts) <= 4 else f"{', '.join(hosts[:3])} and {len(hosts) - 3} more"
+    lines = []
+    for words, hosts in by_words.items():
+        shown = hosts if len(hosts) <= 4 else [*hosts[:3]]
+        more = "" if len(hosts) <= 4 else f" and {len(hosts) - 3} more"
+        lines.append(f"network {', '.join(shown)}{more}: {words}")
+    reasons: dict[str, str] = {}
+    for item in (item for node in policy.nodes for item in node.environment):
+        if item.value is not None and item.name not in USUAL_VARIABLES and item.source == "policy":
+            reasons.setdefault(f"{item.name}={item.value}", item.reason)
+    lines += [f"network why {name}: {why}" for name, why in reasons.items()]
+    return [*lines, *(f"network note: {note}" for note in policy.notes)]
 
 
 def save_policy(path: Path, policy: NetworkPolicy) -> None:
@@ -157,8 +151,7 @@ def decide_gid_index(nodes: Sequence[NodeFacts], chosen: dict[str, list[RdmaPort
                 "v1 is not routed: all nodes must be in one Ethernet segment",
             )
         )
-    span = _address_range(nodes, chosen, kind)
-    if span:
+    if span := _address_range(nodes, chosen, kind):
         shared.append(span)
     return {node.host: [*shared, _gid_index_var(node, chosen[node.host], kind)] for node in nodes}
 
@@ -243,7 +236,15 @@ def decide_rdma(job: NetworkJob, nodes: Sequence[NodeFacts]) -> RdmaDecision:
     if forced:
         return _sockets(nodes, forced, _net_unset(forced))
     for family in ("InfiniBand", "RoCE", "EFA"):
-        ports = {node.host: _usable_ports(node, family) for node in nodes}
+        # a RoCE port without a routable address cannot reach other segments
+        ports = {
+            node.host: [
+                port
+                for port in node.active
+                if port.family == family and (family != "RoCE" or any(gid.routable for gid in port.gids))
+            ]
+            for node in nodes
+        }
         if nodes and all(ports.values()):
             return _decide_ports(nodes, family, ports)
     return _decide_sockets(nodes)
@@ -266,17 +267,16 @@ def _socket_reason(job: NetworkJob, nodes: Sequence[NodeFacts]) -> str:
     return f"/etc/nccl.conf of {', '.join(files)} sets it" if files else ""
 
 
-def _usable_ports(node: NodeFacts, family: str) -> list[RdmaPort]:
-    """Return the active ports of a family; a RoCE port without a routable address cannot reach other segments."""
-    ports = [port for port in node.active if port.family == family]
-    if family != "RoCE":
-        return ports
-    return [port for port in ports if any(gid.routable for gid in port.gids)]
-
-
 def _decide_ports(nodes: Sequence[NodeFacts], family: str, ports: dict[str, list[RdmaPort]]) -> RdmaDecision:
     environment = {node.host: [_ib_hca_var(node, family, ports[node.host])] for node in nodes}
-    notes = _port_count_notes(ports)
+    counts = {host: len(items) for host, items in ports.items()}
+    notes = []
+    if len(set(counts.values())) > 1:
+        shown = ", ".join(f"{host} {count}" for host, count in counts.items())
+        notes.append(
+            f"the nodes have different numbers of usable RDMA ports ({shown}): the node with the fewest limits the "
+            "bandwidth; check for ports that are down"
+        )
     if family == "RoCE":
         for host, found in decide_gid_index(nodes, ports).items():
             environment[host] += found
@@ -308,17 +308,6 @@ def _ib_hca_var(node: NodeFacts, family: str, ports: list[RdmaPort]) -> EnvVar:
     return nccl_var(
         "NCCL_IB_HCA", f"={names}", why, "ports that come up later are not used; '=' means exactly these names"
     )
-
-
-def _port_count_notes(ports: dict[str, list[RdmaPort]]) -> list[str]:
-    counts = {host: len(items) for host, items in ports.items()}
-    if len(set(counts.values())) < 2:
-        return []
-    shown = ", ".join(f"{host} {count}" for host, count in counts.items())
-    return [
-        f"the nodes have different numbers of usable RDMA ports ({shown}): the node with the fewest limits the "
-        "bandwidth; check for ports that are down"
-    ]
 
 
 def _net_unset(why: str) -> EnvVar:
@@ -408,7 +397,8 @@ def nccl_interface(job: NetworkJob, node: NodeFacts | None = None) -> EnvVar:
 def socket_threads(node: NodeFacts | None, over_sockets: bool) -> EnvVar:
     """Recommend measuring NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD on a fast network; never set them
     unmeasured."""
-    speed = _interface_speed(node)
+    seat = node.seat.interface if node is not None and node.seat is not None else None
+    speed = next((i.speed_mbit or 0 for i in node.interfaces if i.name == seat), 0) if node is not None else 0
     if over_sockets and speed >= FAST_NETWORK_MBIT:
         why = (
             f"sockets over {speed // 1000} Gbit/s: one connection may not fill it; measure with NCCL_SOCKET_NTHREADS=4 "
@@ -419,12 +409,6 @@ def socket_threads(node: NodeFacts | None, over_sockets: bool) -> EnvVar:
     return nccl_var("NCCL_SOCKET_NTHREADS", None, why, "each helper thread takes a core from the ranks")
 
 
-def _interface_speed(node: NodeFacts | None) -> int:
-    if node is None or node.seat is None:
-        return 0
-    return next((i.speed_mbit or 0 for i in node.interfaces if i.name == node.seat.interface), 0)
-
-
 P2P_TEST_HINT = "`allranks doctor SPEC --collectives` tests copies between all pairs"
 _P2P_OFF_RISK = (
     "data between GPUs goes through host memory: acceptable for PCIe pairs, several times slower than NVLink"
@@ -432,14 +416,6 @@ _P2P_OFF_RISK = (
 P2P_ON_RISK = (
     "if the driver reports peer-to-peer but the platform breaks it, ranks hang with GPUs at 100 % and no error"
 )
-
-
-def gpu_transport(node: NodeFacts) -> str:
-    """Return the expected transport between the GPUs of a node; empty if unknown or with one GPU."""
-    if node.gpus < 2 or node.topology is None:
-        return ""
-    named = {"all": "NVLink", "none": "PCIe or host memory"}
-    return named.get(_nvlink_coverage(node.topology), "NVLink between some pairs")
 
 
 def decide_p2p(node: NodeFacts) -> EnvVar:
@@ -459,15 +435,17 @@ def decide_p2p(node: NodeFacts) -> EnvVar:
             f"untested. {P2P_TEST_HINT}"
         )
         return _p2p_off(nvlink, node, why, documentation=NCCL_TROUBLESHOOTING_DOCS)
+    topology = node.topology
+    refused = topology is not None and any(link.type != "OK" for link in topology.p2p)
     doubts = [
         f"ACS redirects traffic at {', '.join(node.acs[:3])}" if node.acs else "",
         "an IOMMU translates the GPUs' addresses" if node.iommu else "",
-        "the driver refuses peer access for some pairs, and NCCL respects that" if _p2p_refused(node.topology) else "",
+        "the driver refuses peer access for some pairs, and NCCL respects that" if refused else "",
     ]
-    told = "; ".join(d for d in doubts if d)
-    if told:
-        return _p2p_unset(f"no evidence that it fails, only an indication ({told}). {P2P_TEST_HINT}")
-    far = _far_pairs(node.topology)
+    if any(doubts):
+        indication = "; ".join(filter(None, doubts))
+        return _p2p_unset(f"no evidence that it fails, only an indication ({indication}). {P2P_TEST_HINT}")
+    far = sum(link.type in ("SYS", "SOC") for link in topology.gpu_pairs()) if topology else 0
     what = (
         f"{far} of the pairs are {'SYS'}, which is not evidence: NCCL avoids slow paths itself"
         if far
@@ -477,7 +455,12 @@ def decide_p2p(node: NodeFacts) -> EnvVar:
 
 
 def _p2p_off(nvlink: str, node: NodeFacts, why: str, documentation: str = "") -> EnvVar:
-    by_nvlink = nvlink == "part" and not any(_has_nvlink(node.topology, pair) for pair in node.failed_pairs)
+    def with_nvlink(pair: str) -> bool:
+        a, _, b = pair.partition("-")
+        link = node.topology.between(a, b) if node.topology else None
+        return link is not None and link.nvlinks > 0
+
+    by_nvlink = nvlink == "part" and not any(map(with_nvlink, node.failed_pairs))
     name, value = ("NCCL_P2P_LEVEL", "NVL") if by_nvlink else ("NCCL_P2P_DISABLE", "1")
     said = f"{why}{'; NVLink pairs still use it' if by_nvlink else ''}"
     found = nccl_var(name, value, said, _P2P_OFF_RISK)
@@ -530,20 +513,6 @@ def _nvlink_coverage(topology: Topology | None) -> str:
     return "all" if all(joined) else "part" if any(joined) else "none"
 
 
-def _has_nvlink(topology: Topology | None, pair: str) -> bool:
-    a, _, b = pair.partition("-")
-    link = topology.between(a, b) if topology else None
-    return bool(link and link.nvlinks)
-
-
-def _far_pairs(topology: Topology | None) -> int:
-    return sum(link.type in ("SYS", "SOC") for link in topology.gpu_pairs()) if topology else 0
-
-
-def _p2p_refused(topology: Topology | None) -> bool:
-    return any(link.type != "OK" for link in topology.p2p) if topology else False
-
-
 DEBUG_RISK = "a few hundred lines at the start of each rank's log"
 
 
@@ -594,11 +563,13 @@ def decide_network_policy(job: NetworkJob, nodes: Sequence[NodeFacts]) -> Networ
         if node.gpus > 1:
             environment.append(decide_p2p(node))
         environment += [*gpu_defaults(node), nccl_debug()]
+        coverage = _nvlink_coverage(node.topology) if node.gpus > 1 else ""
+        inside = {"all": "NVLink", "none": "PCIe or host memory", "part": "NVLink between some pairs"}.get(coverage, "")
         expected = ExpectedNetwork(
             transport=found.family if found else "",
             interface=node.seat.interface if node.seat and "NCCL_SOCKET_IFNAME" not in job.user else "",
             devices=[port.name for port in found.ports.get(node.host, [])] if found else [],
-            inside=gpu_transport(node),
+            inside=inside,
             why=found.why if found else "one node",
         )
         decided = apply_user_env(environment, job.user)

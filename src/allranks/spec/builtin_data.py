@@ -66,11 +66,6 @@ class InstructionTexts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         """Words for lists and for questions about letters."""
         return tuple(thing for things in self.words.kinds.values() for thing in things[:3])
 
-    @cached_property
-    def next_month(self) -> Texts:
-        days = self.phrases["next_day"]
-        return tuple(wording.replace("day of the week", "month").replace("day", "month") for wording in days)
-
 
 class LeadsBetween(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """First sentences that fit two classes and carry either label."""
@@ -105,27 +100,15 @@ class ReviewTexts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     verdicts: dict[int, Texts]
 
 
+@cache
 def _load(name: str, kind: type[T]) -> T:
-    path = Path(__file__).parent / "builtin" / f"{name}.json"
-    return msgspec.json.decode(path.read_bytes(), type=kind)
+    """Return the texts of a set; its file is read once, on first use."""
+    return msgspec.json.decode((Path(__file__).parent / "builtin" / f"{name}.json").read_bytes(), type=kind)
 
 
-@cache
 def instruction_texts() -> InstructionTexts:
-    """Return the texts of ``builtin:instructions``; the file is read once, on first use."""
+    """Return the texts of ``builtin:instructions``."""
     return _load("instructions", InstructionTexts)
-
-
-@cache
-def news_texts() -> NewsTexts:
-    """Return the texts of ``builtin:news``."""
-    return _load("news", NewsTexts)
-
-
-@cache
-def review_texts() -> ReviewTexts:
-    """Return the texts of ``builtin:reviews``."""
-    return _load("reviews", ReviewTexts)
 
 
 class PortableRandom:
@@ -178,10 +161,6 @@ def _from_table(family: str, table: Callable[[InstructionWords], Pairs]) -> Call
 
 def _phrase(draw: PortableRandom, family: str) -> str:
     return draw.pick(instruction_texts().phrases[family])
-
-
-def _both_ways(pairs: Pairs) -> Pairs:
-    return pairs + _turned(pairs)
 
 
 def _turned(pairs: Pairs) -> Pairs:
@@ -283,7 +262,10 @@ def _calendar(draw: PortableRandom) -> Question:
     texts = instruction_texts()
     if draw.chance(0.4):
         return _neighbour(draw, texts.phrases["next_day"], texts.words.days)
-    return _neighbour(draw, texts.next_month, texts.words.months)
+    by_month = [
+        words.replace("day of the week", "month").replace("day", "month") for words in texts.phrases["next_day"]
+    ]
+    return _neighbour(draw, by_month, texts.words.months)
 
 
 def _next_number(draw: PortableRandom) -> Question:
@@ -294,7 +276,7 @@ def _next_number(draw: PortableRandom) -> Question:
 
 
 FAMILIES: dict[str, Callable[[PortableRandom], Question]] = {
-    "opposite": _from_table("opposite", lambda words: _both_ways(words.opposites)),
+    "opposite": _from_table("opposite", lambda words: words.opposites + _turned(words.opposites)),
     "capital": _from_table("capital", lambda words: words.capitals),
     "country": _from_table("country", lambda words: _turned(words.capitals)),
     "colour": _from_table("colour", lambda words: words.colours),
@@ -317,13 +299,6 @@ FAMILIES: dict[str, Callable[[PortableRandom], Question]] = {
 }
 
 
-def _with_ending(draw: PortableRandom, question: str, answer: str) -> Row:
-    instruction, _, given = question.partition("|")
-    if instruction[-1] in ".?" and "yes or no" not in instruction.lower() and draw.chance(0.5):
-        instruction += draw.pick(instruction_texts().endings)
-    return {"instruction": instruction, "input": given, "output": answer}
-
-
 def instruction_rows(draw: PortableRandom) -> Iterator[Row]:
     """Yield rows endlessly; families alternate, and an exhausted family is skipped.
 
@@ -336,7 +311,10 @@ def instruction_rows(draw: PortableRandom) -> Iterator[Row]:
                 question, answer = FAMILIES[name](draw)
                 if question not in asked:
                     asked.add(question)
-                    yield _with_ending(draw, question, answer)
+                    instruction, _, given = question.partition("|")
+                    if instruction[-1] in ".?" and "yes or no" not in instruction.lower() and draw.chance(0.5):
+                        instruction += draw.pick(instruction_texts().endings)
+                    yield {"instruction": instruction, "input": given, "output": answer}
                     break
 
 
@@ -350,7 +328,7 @@ second sentence."""
 
 def _fill(draw: PortableRandom, texts: Sequence[str], chosen: dict[str, str]) -> str:
     """Return one of the texts with its blanks filled; a blank that occurs again in the row gets the same value."""
-    text, blanks = draw.pick(texts), news_texts().blanks
+    text, blanks = draw.pick(texts), _load("news", NewsTexts).blanks
     for _, blank, _, _ in string.Formatter().parse(text):
         if blank and blank not in chosen:
             chosen[blank] = draw.pick(blanks[blank])
@@ -364,7 +342,7 @@ def capital(text: str) -> str:
 
 
 def _news_row(draw: PortableRandom, label: int) -> dict[str, Any]:
-    texts, chosen = news_texts(), dict[str, str]()
+    texts, chosen = _load("news", NewsTexts), dict[str, str]()
     between = draw.chance(BETWEEN_CLASSES)
     any_title = draw.chance(ANY_TITLE_BETWEEN if between else ANY_TITLE)
     shared = tuple(text for pair in texts.between if label in pair.classes for text in pair.leads)
@@ -376,21 +354,17 @@ def _news_row(draw: PortableRandom, label: int) -> dict[str, Any]:
     return {"label": label, "title": capital(title), "description": " ".join(map(capital, sentences))}
 
 
-def news_rows(draw: PortableRandom) -> Iterator[dict[str, Any]]:
-    """Yield rows endlessly without repeated texts, the classes in shuffled order."""
-    return _labelled_rows(draw, CLASSES, _news_row)
-
-
 def _labelled_rows(
     draw: PortableRandom, labels: Sequence[int], row_of: Callable[[PortableRandom, int], dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    told: set[tuple[str, ...]] = set()
+    """Yield rows endlessly without repeated texts, the labels in shuffled order."""
+    seen: set[tuple[str, ...]] = set()
     while True:
         for label in draw.shuffled(labels):
             row = row_of(draw, label)
-            while (texts := tuple(row.values())[1:]) in told:  # all but the label
+            while (texts := tuple(row.values())[1:]) in seen:  # all but the label
                 row = row_of(draw, label)
-            told.add(texts)
+            seen.add(texts)
             yield row
 
 
@@ -408,7 +382,7 @@ OPENING, ASIDE, VERDICT = 0.7, 0.2, 0.5
 
 
 def _review_row(draw: PortableRandom, label: int) -> dict[str, Any]:
-    texts = review_texts()
+    texts = _load("reviews", ReviewTexts)
     item = draw.pick(tuple(texts.items))
     tones = draw.shuffled(draw.pick(MIXES[label]).split())
     blanks = {blank: draw.pick(fillings) for blank, fillings in texts.blanks.items()}
@@ -421,11 +395,6 @@ def _review_row(draw: PortableRandom, label: int) -> dict[str, Any]:
     if draw.chance(VERDICT):
         sentences.append(draw.pick(texts.verdicts[label]).format(item=item, **blanks))
     return {"label": label, "text": " ".join(sentences)}
-
-
-def review_rows(draw: PortableRandom) -> Iterator[dict[str, Any]]:
-    """Yield rows endlessly without repeated texts, the numbers of stars in shuffled order."""
-    return _labelled_rows(draw, STARS, _review_row)
 
 
 class BuiltinSet(msgspec.Struct, frozen=True):
@@ -451,7 +420,17 @@ BUILTIN: dict[str, BuiltinSet] = {
             {"instruction": "instruction", "input": "input", "output": "output"},
             instruction_rows,
         ),
-        BuiltinSet("news", "classification", {"text": ["title", "description"], "label": "label"}, news_rows),
-        BuiltinSet("reviews", "classification", {"text": "text", "label": "label"}, review_rows),
+        BuiltinSet(
+            "news",
+            "classification",
+            {"text": ["title", "description"], "label": "label"},
+            lambda draw: _labelled_rows(draw, CLASSES, _news_row),
+        ),
+        BuiltinSet(
+            "reviews",
+            "classification",
+            {"text": "text", "label": "label"},
+            lambda draw: _labelled_rows(draw, STARS, _review_row),
+        ),
     )
 }

@@ -48,19 +48,19 @@ def load_rows(data: DataSpec) -> list[Row]:
         DataError: missing or unreadable file, no rows, unknown built-in set.
         EnvironmentNotAble: the hub cannot be reached.
     """
-    rows = _load_source(data)
+    source = source_of(data)
+    if source.startswith("builtin:"):
+        rows = builtin_set(source).rows(data.subset or builtin_set(source).default_rows, data.seed)
+    elif looks_like_file(source):
+        whole = data.text_rows == "file"
+        if data.text_rows == "auto":
+            whole = is_pattern(source) or Path(source).expanduser().is_dir()
+        rows = [row for path in data_files(source) for row in read_file(path, whole_texts=whole)]
+    else:
+        rows = _load_hub(data)
     if not rows:
         raise DataError(f"data.source {data.source}: the set is empty")
     return rows
-
-
-def _load_source(data: DataSpec) -> list[Row]:
-    source = source_of(data)
-    if source.startswith("builtin:"):
-        return builtin_set(source).rows(data.subset or builtin_set(source).default_rows, data.seed)
-    if not looks_like_file(source):
-        return _load_hub(data)
-    return [row for path in data_files(source) for row in read_file(path, whole_texts=_whole_texts(data))]
 
 
 def looks_like_file(source: str) -> bool:
@@ -117,13 +117,6 @@ def _files_below(folder: Path) -> list[Path]:
             f"training files alone, such as data.source: {folder / train}, and the others as eval.source"
         )
     return [folder / name for name in files]
-
-
-def _whole_texts(data: DataSpec) -> bool:
-    """Return whether a text file is one row, not one row per paragraph."""
-    if data.text_rows != "auto":
-        return data.text_rows == "file"
-    return is_pattern(source_of(data)) or Path(source_of(data)).expanduser().is_dir()
 
 
 def builtin_set(source: str) -> Any:
@@ -217,9 +210,13 @@ def _open_rows(path: Path, *, whole_texts: bool = False) -> tuple[list[str], Ite
     """Return the columns of a table, none for other kinds of files, and the rows, which are read as they are needed."""
     match path.suffix.lower():
         case ".csv" | ".tsv":
-            return _open_csv(path)
+            with _csv_reader(path) as reader:
+                names = list(reader.fieldnames or [])
+            return _require_distinct(names, path), _csv_rows(path)
         case ".parquet":
-            return _open_parquet(path)
+            with _parquet_file(path) as file:
+                names = list(file.schema_arrow.names)
+            return _require_distinct(names, path), _parquet_rows(path)
         case ".json":
             return [], _json_rows(path)
         case ".jsonl" | ".ndjson":
@@ -276,20 +273,14 @@ def _require_object(row: Any, path: Path, number: int) -> Row:
     return row
 
 
-def _require_distinct(names: Sequence[str], path: Path) -> None:
-    """Refuse a table in which two columns have one name."""
+def _require_distinct(names: list[str], path: Path) -> list[str]:
+    """Return the columns of a table; refuse two of one name."""
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise DataError(
             f"data.source {path}: the column {twice!r} occurs {names.count(twice)} times; rename or remove the others"
         )
-
-
-def _open_csv(path: Path) -> tuple[list[str], Iterator[Row]]:
-    with _csv_reader(path) as reader:
-        names = list(reader.fieldnames or [])
-    _require_distinct(names, path)
-    return names, _csv_rows(path)
+    return names
 
 
 @contextmanager
@@ -332,13 +323,6 @@ def _delimiter(path: Path, header: str) -> str:
     return next((mark for mark in ",;\t" if mark in outside_quotes), ",")
 
 
-def _open_parquet(path: Path) -> tuple[list[str], Iterator[Row]]:
-    with _parquet_file(path) as file:
-        names = list(file.schema_arrow.names)
-    _require_distinct(names, path)
-    return names, _parquet_rows(path)
-
-
 @contextmanager
 def _parquet_file(path: Path) -> Iterator[Any]:
     import pyarrow as pa
@@ -366,7 +350,11 @@ def _load_hub(data: DataSpec) -> list[Row]:
     except Exception as error:  # noqa: BLE001 - the hub client raises errors of many libraries
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         missing = isinstance(error, FileNotFoundError) or type(error).__name__ in ("DatasetNotFoundError",)
-        if missing and _hub_answers(error):
+        chain: list[BaseException | None] = [error]
+        while (last := chain[-1]) is not None:
+            chain.append(last.__cause__ or last.__context__)
+        refused = {"RepositoryNotFoundError", "GatedRepoError", "RevisionNotFoundError"}  # the hub was reached
+        if missing and refused & {type(one).__name__ for one in chain}:
             raise DataError(
                 f"data.source {data.source}: the hub has no such data set (or it is gated: set HF_TOKEN): {text}"
             ) from None
@@ -375,16 +363,6 @@ def _load_hub(data: DataSpec) -> list[Row]:
             "on a machine without network use a local file, or fill the cache beforehand (HF_HOME)"
         ) from None
     return [dict(row) for row in loaded]
-
-
-def _hub_answers(error: BaseException) -> bool:
-    """Return whether the hub itself refused, as opposed to being unreachable."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if type(seen).__name__ in ("RepositoryNotFoundError", "GatedRepoError", "RevisionNotFoundError"):
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return False
 
 
 def parts_of(data: DataSpec) -> list[DataSpec]:

@@ -147,26 +147,20 @@ _LITERAL = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _LITERAL_ARGUMENT = (*_LITERAL, "tag:yaml.org,2002:bool", "tag:yaml.org,2002:timestamp")
 
 
-def _keep_text(key: str, node: yaml.Node) -> None:
-    """Keep numbers as they are written (``1.10``, ``007``) among arguments and environment variables, which are
-    text."""
-    if key == "args" and isinstance(node, yaml.SequenceNode):
-        values, tags = node.value, _LITERAL_ARGUMENT
-    elif key == "env" and isinstance(node, yaml.MappingNode):
-        values, tags = [value for _, value in node.value], _LITERAL
-    else:
-        return
-    for value in values:
-        if value.tag in tags:
-            value.tag = "tag:yaml.org,2002:str"
-
-
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
-        if isinstance(key, str):
-            _keep_text(key, value_node)
+        # arguments and environment variables are text: their numbers stay as they are written (1.10, 007)
+        if key == "args" and isinstance(value_node, yaml.SequenceNode):
+            texts, tags = value_node.value, _LITERAL_ARGUMENT
+        elif key == "env" and isinstance(value_node, yaml.MappingNode):
+            texts, tags = [value for _, value in value_node.value], _LITERAL
+        else:
+            texts, tags = [], ()
+        for text in texts:
+            if text.tag in tags:
+                text.tag = "tag:yaml.org,2002:str"
         if not isinstance(key, str):
             raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is not a string", key_node.start_mark)
         if key in seen:
@@ -232,14 +226,10 @@ def parse_spec(raw: Any, sets: typing.Sequence[str] = (), where: str = "spec") -
     require_sections(raw, where)
     raw = without_empty_sections(raw)
     _apply_profile(raw, where)
-    _fold_strategy_options(raw, where)
-    _read_strategy_files(raw, where)
+    _read_strategy(raw, where)
     _numbers_as_text(raw, where)
-    unknown = _unknown_keys(raw, RunSpec, "")
-    if unknown:
-        raise SpecError(f"{where}: " + "; ".join(unknown))
-    if endless := _not_finite(raw):
-        raise SpecError(f"{where}: " + "; ".join(endless))
+    if problems := _unknown_keys(raw, RunSpec, "") or _not_finite(raw):
+        raise SpecError(f"{where}: " + "; ".join(problems))
     try:
         spec = msgspec.convert(raw, RunSpec)
     except msgspec.ValidationError as error:
@@ -279,6 +269,7 @@ def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def _copy(value: Any) -> Any:
+    """Return a copy in which aliases of YAML are values of their own, so that ``--set`` changes one place only."""
     if isinstance(value, dict):
         return {k: _copy(v) for k, v in value.items()}
     return [_copy(v) for v in value] if isinstance(value, list) else value
@@ -306,29 +297,27 @@ def _apply_set(raw: dict[str, Any], item: str) -> None:
     )
 
 
-def _fold_strategy_options(raw: dict[str, Any], where: str) -> None:
-    """Move a strategy's options, which are next to its name in YAML, to the record's `options`."""
-    section = raw.get("strategy")
-    if isinstance(section, dict):
-        if not isinstance(section.get("options") or {}, dict):
-            raise SpecError(
-                f"{where}: strategy.options: write options next to the name, as in {{name: zero1, bucket_mb: 25}}"
-            )
-        rest = {k: v for k, v in section.items() if k not in ("name", "options")}
-        raw["strategy"] = {
-            **({"name": section["name"]} if "name" in section else {}),
-            "options": {**(section.get("options") or {}), **rest},
-        }
+def _read_strategy(raw: dict[str, Any], where: str) -> None:
+    """Move a strategy's options, which are next to its name in YAML, to the record's `options`.
 
-
-def _read_strategy_files(raw: dict[str, Any], where: str) -> None:
-    """Replace files that options name by their content, so that the run folder holds it and any machine can resume."""
+    Files that options name are replaced by their content, so that the run folder holds it and any machine can resume.
+    """
     section = raw.get("strategy")
-    if isinstance(section, dict) and isinstance(section["options"], dict) and isinstance(section.get("name"), str):
+    if not isinstance(section, dict):
+        return
+    options = section.pop("options", None) or {}
+    if not isinstance(options, dict):
+        raise SpecError(
+            f"{where}: strategy.options: write options next to the name, as in {{name: zero1, bucket_mb: 25}}"
+        )
+    named = {"name": section.pop("name")} if "name" in section else {}
+    options = {**options, **section}
+    if isinstance(name := named.get("name"), str):
         try:
-            section["options"] = read_options(section["name"], section["options"])
+            options = read_options(name, options)
         except SpecError as error:
             raise SpecError(f"{where}: {error}") from None
+    raw["strategy"] = {**named, "options": options}
 
 
 def _numbers_as_text(raw: dict[str, Any], where: str) -> None:
@@ -447,10 +436,8 @@ def _check_together(spec: RunSpec, where: str) -> None:
         problems.append("train.max_steps and train.epochs are both set; set only one")
     if spec.train.grad_accum is not None and spec.train.global_batch_size is not None:
         problems.append("train.grad_accum and train.global_batch_size are both set; set only one")
-    problems += adapter_problems(spec)
-    problems += mlp_problems(spec)
-    problems += router_problems(spec)
-    problems += evaluation_problems(spec)
+    for rules in (adapter_problems, mlp_problems, router_problems, evaluation_problems):
+        problems += rules(spec)
     try:
         problems += _cluster_problems(spec.cluster)
     except SpecError as error:

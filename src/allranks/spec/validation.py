@@ -52,19 +52,16 @@ def readable_error(message: str) -> str:
     text, _, place = message.partition(" - at ")
     key = place.strip("`").removeprefix("$").removeprefix(".") or "spec"
     if wrong := re.match(r"Invalid enum value '?(.*?)'?$", text):
-        return f"{key}: {_one_of(key, wrong.group(1))}"
+        given = wrong.group(1)
+        if new := RENAMED_VALUES.get((key, given)):
+            return f"{key}: {given} is now {new}"
+        known = known_values(key)
+        return f"{key}: unknown value {given!r}{did_you_mean(given, known)} (known: {', '.join(known)})"
     text = text.replace("`", "").replace("xpected object", "xpected a section of keys")
     text = re.sub(r"\barray\b", "list", text).replace(" | null", " or null")
     if key == "name" and "regex" in text:
         text = _NAME
     return f"{key}: {text[:1].lower()}{text[1:]}"
-
-
-def _one_of(key: str, given: str) -> str:
-    if new := RENAMED_VALUES.get((key, given)):
-        return f"{given} is now {new}"
-    known = [value for value in _literals(_annotation(key)) if isinstance(value, str)]
-    return f"unknown value {given!r}{did_you_mean(given, known)} (known: {', '.join(known)})"
 
 
 def known_values(key: str) -> tuple[str, ...]:
@@ -129,20 +126,13 @@ def require_sections(raw: dict[str, Any], where: str) -> None:
     Raises:
         SpecError: ``model: tiny:mistral``.
     """
-    problems = [
-        (
-            f"{section}: write it as {{{key}: "
-            f"{raw[section]}}}{_strategy_hint(raw[section]) if section == 'strategy' else ''}"
-        )
-        for section, key in MAIN_KEYS.items()
-        if isinstance(raw.get(section), str)
-    ]
+    problems = []
+    for section, key in MAIN_KEYS.items():
+        if isinstance(given := raw.get(section), str):
+            hint = strategy_hint(given) if section == "strategy" and given not in REGISTRY else ""
+            problems.append(f"{section}: write it as {{{key}: {given}}}{hint}")
     if problems:
         raise SpecError(f"{where}: " + "; ".join(problems))
-
-
-def _strategy_hint(name: str) -> str:
-    return "" if name in REGISTRY else strategy_hint(name)
 
 
 def without_empty_sections(raw: dict[str, Any], record: type[Record] = RunSpec) -> dict[str, Any]:
@@ -218,17 +208,6 @@ def mlp_problems(spec: RunSpec) -> list[str]:
     return [*problems, *(text for wrong, text in refused if wrong)]
 
 
-def model_config_warnings(spec: RunSpec) -> list[str]:
-    """Return a warning if ``model.config`` is set for a model that has its own config."""
-    model = spec.model
-    if model is None or not model.config or model.name.startswith("tiny:") or is_mlp(model.name):
-        return []
-    return [
-        f"model.config is ignored ({', '.join(model.config)}): it is only for tiny: and mlp: models, and {model.name} "
-        "has its own config.json; remove it, or change that file"
-    ]
-
-
 def evaluation_problems(spec: RunSpec) -> list[str]:
     """Return a sentence for each contradiction of ``eval.patience`` and ``checkpoint.keep_best`` with what they depend
     on."""
@@ -241,10 +220,9 @@ def evaluation_problems(spec: RunSpec) -> list[str]:
         return [f"{names} {verb} held-out rows: set data.eval_fraction above 0, or eval.source"]
     if spec.eval.every is None:
         return [f"{names} {verb} evaluations during the training: set eval.every"]
-    return _best_problems(spec.eval.every, spec) if spec.checkpoint.keep_best else []
-
-
-def _best_problems(every: int, spec: RunSpec) -> list[str]:
+    if not spec.checkpoint.keep_best:
+        return []
+    every = spec.eval.every
     saves = spec.checkpoint
     if saves.mode == "none":
         return ["checkpoint.keep_best is true, but checkpoint.mode is none; set it to weights_only or full"]
@@ -290,7 +268,13 @@ def training_warnings(spec: RunSpec, max_steps: int | None) -> list[str]:
     if spec.script is not None or spec.data is None:
         return []
     train, saves = spec.train, spec.checkpoint
-    found = [*model_config_warnings(spec), *column_warnings(spec)]
+    model, found = spec.model, column_warnings(spec)
+    if model is not None and model.config and not model.name.startswith("tiny:") and not is_mlp(model.name):
+        ignored = (
+            f"model.config is ignored ({', '.join(model.config)}): it is only for tiny: and mlp: models, and "
+            f"{model.name} has its own config.json; remove it, or change that file"
+        )
+        found = [ignored, *found]
     if spec.eval.source is None and spec.data.eval_fraction > 0.5:
         found.append(
             f"data.eval_fraction is {spec.data.eval_fraction:g}: only {1 - spec.data.eval_fraction:.0%} of the rows "

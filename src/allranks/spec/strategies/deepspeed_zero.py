@@ -66,9 +66,19 @@ class DeepSpeedExpectations(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_options(options: Json) -> Json:
     """Return the options with the file content in place of a path in `config`; `config_from` keeps the path for
-    messages."""
-    config, where = read_config(options.get("config"), "strategy.config")
-    return options if where is None else {**options, "config": config, "config_from": where}
+    messages.
+
+    Raises:
+        SpecError: the file does not exist or is not a JSON object.
+    """
+    config = options.get("config")
+    if config is None or isinstance(config, dict):
+        return options
+    if not isinstance(config, str):
+        raise SpecError(f"strategy.config: expected a path or a mapping, got {config!r}")
+    path = Path(config).expanduser()
+    content = read_json_object(path, MAX_BYTES, "strategy.config", distinct=True)
+    return {**options, "config": content, "config_from": str(path)}
 
 
 def param_dtype(options: Json) -> str | None:
@@ -97,23 +107,6 @@ def plan_options(options: Json, train: TrainSpec, work: PlannedWork) -> Json:
     return {**options, "config": complete_config(options["config"], asked, options["config_from"] or "strategy.config")}
 
 
-def read_config(value: Any, key: str) -> tuple[Json | None, str | None]:
-    """Return the option `config` as JSON content, and the name of its file.
-
-    Args:
-        value: a path, a mapping (the content itself), or None.
-
-    Raises:
-        SpecError: the file does not exist or is not a JSON object.
-    """
-    if value is None or isinstance(value, dict):
-        return value, None
-    if not isinstance(value, str):
-        raise SpecError(f"{key}: expected a path or a mapping, got {value!r}")
-    path = Path(value).expanduser()
-    return read_json_object(path, MAX_BYTES, key, distinct=True), str(path)
-
-
 def complete_config(given: Json | None, asked: DeepSpeedExpectations, where: str) -> Json:
     """Return the configuration completed with all values that the spec determines.
 
@@ -130,8 +123,17 @@ def complete_config(given: Json | None, asked: DeepSpeedExpectations, where: str
     product = list(_product(config, asked))
     problems = [*_unsupported(config), *product]
     for path, ours, key, always in _rules(config, asked):
-        if not (product and path == "train_batch_size"):  # said already
-            _settle(config, path, ours, key, always, problems)
+        theirs = _at(config, path)
+        if theirs is None or theirs == AUTO:
+            if ours is not None and (always or theirs == AUTO):
+                *outer, last = path.split(".")
+                section = config
+                for part in outer:
+                    section = section.setdefault(part, {})
+                section[last] = ours
+        elif ours is not None and not same_setting(theirs, ours) and not (product and path == "train_batch_size"):
+            shown = f"{path} is {json.dumps(theirs)}, but {key} is {json.dumps(ours)}"
+            problems.append(f'{shown}; write "auto" or make them agree')
     problems += _of_optimizer(config, asked)
     if problems:
         raise SpecError(f"{where}: " + "; ".join(problems))
@@ -158,17 +160,6 @@ def _rules(config: Json, asked: DeepSpeedExpectations) -> Iterator[tuple[str, An
     if isinstance(config.get("optimizer"), dict):
         yield "optimizer.params.lr", asked.lr, "train.lr", True
         yield "optimizer.params.weight_decay", asked.weight_decay, "train.weight_decay", True
-
-
-def _settle(config: Json, path: str, ours: Any, key: str, always: bool, problems: list[str]) -> None:
-    theirs = _at(config, path)
-    if theirs is None or theirs == AUTO:
-        if ours is not None and (always or theirs == AUTO):
-            _put(config, path, ours)
-        return
-    if ours is None or same_setting(theirs, ours):
-        return
-    problems.append(f'{path} is {json.dumps(theirs)}, but {key} is {json.dumps(ours)}; write "auto" or make them agree')
 
 
 def _product(config: Json, asked: DeepSpeedExpectations) -> Iterator[str]:
@@ -241,13 +232,6 @@ def _at(config: Any, path: str) -> Any:
     for part in path.split("."):
         config = config.get(part) if isinstance(config, dict) else None
     return config
-
-
-def _put(config: Json, path: str, value: Any) -> None:
-    *outer, last = path.split(".")
-    for part in outer:
-        config = config.setdefault(part, {})
-    config[last] = value
 
 
 def without_auto(config: Json) -> Json:
@@ -374,25 +358,11 @@ def _zero_setting(options: Options, key: str) -> int | None:
     return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e15 else None
 
 
-def _torch_adam(options: Options) -> bool:
-    """Return whether the configuration uses torch's Adam; its foreach form needs a temporary as large as a moment, ours
-    is fused."""
-    params = _at(options.get("config"), "optimizer.params")
-    return _at(params, "torch_adam") is True and _at(params, "fused") is not True
-
-
 def _replicated(m: ModelSizes, o: Options, *, stage: int) -> StrategyState:
-    bucket = _zero_setting(o, "reduce_bucket_size")
-    return DeepSpeedReplicated(m, stage, bucket=bucket, foreach=m.device == "cuda" and _torch_adam(o))
-
-
-def _stage3(m: ModelSizes, o: Options) -> StrategyState:
-    return DeepSpeedZero3(
-        m,
-        live=_zero_setting(o, "stage3_max_live_parameters"),
-        bucket=_zero_setting(o, "reduce_bucket_size"),
-        prefetch=_zero_setting(o, "stage3_prefetch_bucket_size"),
-    )
+    params = _at(o.get("config"), "optimizer.params")
+    # the foreach form of torch's Adam needs a temporary as large as a moment; ours is fused
+    foreach = m.device == "cuda" and _at(params, "torch_adam") is True and _at(params, "fused") is not True
+    return DeepSpeedReplicated(m, stage, bucket=_zero_setting(o, "reduce_bucket_size"), foreach=foreach)
 
 
 _strategy = partial(
@@ -418,6 +388,11 @@ DEEPSPEED_ZERO2 = _strategy(
 DEEPSPEED_ZERO3 = _strategy(
     "allranks.train.engines.deepspeed_zero:DeepSpeedZero3",
     "DeepSpeed, sharded weights, gradients and optimizer state",
-    memory=_stage3,
+    memory=lambda m, o: DeepSpeedZero3(
+        m,
+        live=_zero_setting(o, "stage3_max_live_parameters"),
+        bucket=_zero_setting(o, "reduce_bucket_size"),
+        prefetch=_zero_setting(o, "stage3_prefetch_bucket_size"),
+    ),
     gathers_in_layers=True,
 )

@@ -15,8 +15,6 @@ from allranks.spec.strategies.base import (
     ADAM_BETAS,
     ADAM_EPS,
     ENGINE_SETTINGS,
-    ModelSizes,
-    Options,
     Parts,
     StrategyInfo,
     StrategyState,
@@ -144,28 +142,20 @@ def _settled(asked: TrainerExpectations) -> Iterator[tuple[str, tuple[Any, str]]
 
 def _problem(name: str, value: Any, settled: dict[str, tuple[Any, str]]) -> str | None:
     if name in settled:
-        return _contradiction(name, value, *settled[name])
+        ours, key = settled[name]
+        if ours is None and key.startswith("train.") and value not in (None, -1):
+            return f"{name} is {value!r}, but {key} is not set; set {key}"
+        agrees = ours is None or same_setting(value, ours)
+        return None if agrees else f"{name} is {value!r}, but {key} is {ours!r}; remove {name}"
     if name in FREE:
         return None if type(value) is FREE[name] else f"{name}: expected {FREE[name].__name__}, got {value!r}"
     if name in UNSUPPORTED:
-        off = _is_off(value) or (name in FIXED and value == FIXED[name])
+        off = value in (None, False, "no", "none", "", 0, [], {}) or (name in FIXED and value == FIXED[name])
         return None if off else f"{name} cannot be set here: {UNSUPPORTED[name]}"
     if name in FIXED and value == FIXED[name]:
         return None
     hint = did_you_mean(name, [*settled, *FREE, *UNSUPPORTED], 0.75)
     return f"{name} cannot be set here{hint} (free to set: {', '.join(FREE)})"
-
-
-def _contradiction(name: str, value: Any, ours: Any, key: str) -> str | None:
-    if ours is None and key.startswith("train.") and value not in (None, -1):
-        return f"{name} is {value!r}, but {key} is not set; set {key}"
-    if ours is None or same_setting(value, ours):
-        return None
-    return f"{name} is {value!r}, but {key} is {ours!r}; remove {name}"
-
-
-def _is_off(value: Any) -> bool:
-    return value in (None, False, "no", "none", "", 0) or value in ([], {})
 
 
 class CopiedBuckets(StrategyState):
@@ -179,15 +169,11 @@ class CopiedBuckets(StrategyState):
         return super().setup() | {"communication": self._m.gradients}
 
 
-def _memory(m: ModelSizes, o: Options) -> StrategyState:
-    return StrategyState(m) if m.world == 1 else CopiedBuckets(m)
-
-
 HF_TRAINER = StrategyInfo(
     "allranks.train.engines.hf_trainer:HFTrainer",
     "Hugging Face Trainer and Accelerate in place of the loop",
     {"find_unused_parameters": False, "args": None},
-    memory=_memory,
+    memory=lambda m, o: StrategyState(m) if m.world == 1 else CopiedBuckets(m),
     package="accelerate",
     imports_bytes=114 << 20,  # measured with a model of almost no weights, compared with pytorch_ddp
     planner="allranks.spec.strategies.hf_trainer",
