@@ -147,25 +147,18 @@ def trains_classifier(spec: RunSpec) -> bool | None:
 def model_warnings(spec: RunSpec) -> list[str]:
     """Return warnings on a model whose config is on this machine: an untested architecture, sequences longer than it
     was made for."""
-    files = find_files(spec) if spec.data is not None else None
-    untested = architecture_warning(files.config.get("model_type"), files.where) if files is not None else None
-    return [*([untested] if untested else []), *_position_warnings(spec, files)]
-
-
-def _position_warnings(spec: RunSpec, files: ModelFiles | None) -> list[str]:
-    limit = max_positions(files.config) if files is not None else None
-    if (
-        files is None
-        or spec.data is None
-        or limit is None
-        or spec.data.max_length <= limit
-        or has_absolute_positions(files.config)
-    ):
+    files = find_files(spec)
+    if spec.data is None or files is None:
         return []
-    return [
-        f"data.max_length is {spec.data.max_length}, but {files.where} was made for {limit} positions; is its rotary "
-        "embedding scaled for more?"
-    ]
+    untested = architecture_warning(files.config.get("model_type"), files.where)
+    warnings = [untested] if untested else []
+    limit = max_positions(files.config)
+    if limit is not None and spec.data.max_length > limit and not has_absolute_positions(files.config):
+        warnings.append(
+            f"data.max_length is {spec.data.max_length}, but {files.where} was made for {limit} positions; is its "
+            "rotary embedding scaled for more?"
+        )
+    return warnings
 
 
 def is_classifier(files: ModelFiles) -> bool | None:

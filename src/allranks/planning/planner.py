@@ -63,7 +63,9 @@ def choose_device(spec: RunSpec, facts: MachineFacts) -> DeviceChoice:
 
 def _machine(spec: RunSpec, facts: MachineFacts) -> DeviceChoice:
     count = len(facts.gpus)
-    if spec.cluster.launched_by.uses_hosts and not _is_host(facts.host, spec.cluster.hosts):
+    hosts, own = spec.cluster.hosts, {facts.host, "localhost", "127.0.0.1", "::1"}
+    listed = not hosts or any(host in own or host.split(".")[0] == facts.host for host in hosts)
+    if spec.cluster.launched_by.uses_hosts and not listed:
         reason = f"this machine, {facts.host}, is not in cluster.hosts: set cluster.device to cuda or cpu"
         return _provisional(spec, reason, None)
     if any(gpu.is_mig for gpu in facts.gpus):
@@ -79,11 +81,6 @@ def _machine(spec: RunSpec, facts: MachineFacts) -> DeviceChoice:
         reason=f"{facts.host} has {count or 'no'} GPU{'s' * (count != 1)}",
         gpus=count,
     )
-
-
-def _is_host(name: str, hosts: list[str]) -> bool:
-    own = {name, "localhost", "127.0.0.1", "::1"}
-    return not hosts or any(host in own or host.split(".")[0] == name for host in hosts)
 
 
 def _slurm(spec: RunSpec, facts: MachineFacts) -> DeviceChoice:
@@ -159,7 +156,11 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
     warnings += profile_warnings(spec, world, _max_steps(spec))
     hosts = _hosts(spec, facts)
     dtype, param_dtype = _dtypes(spec, device)
-    warnings += _precision_warnings(param_dtype, spec.strategy.name)
+    if param_dtype != "float32" and not chosen.keeps_master_weights:
+        warnings.append(
+            "train.param_dtype is bfloat16: updates smaller than about 1/256 of a weight are lost to rounding, and "
+            "AdamW's second moment barely decays; expect a higher loss than with the default float32"
+        )
     _require_isolation(spec)
     _require_gpu_for_attention(spec, chosen_device)
     batch = batch_plan(spec, world) if spec.script is None else None
@@ -361,15 +362,6 @@ def _require_gpu_for_attention(spec: RunSpec, chosen: DeviceChoice) -> None:
         raise SpecError(
             f"model.attention {spec.model.attention} needs a GPU, and the plan is for CPUs; set model.attention: sdpa"
         )
-
-
-def _precision_warnings(param_dtype: str, strategy: str) -> list[str]:
-    if param_dtype == "float32" or strategy_info(strategy).keeps_master_weights:
-        return []
-    return [
-        "train.param_dtype is bfloat16: updates smaller than about 1/256 of a weight are lost to rounding, and AdamW's "
-        "second moment barely decays; expect a higher loss than with the default float32"
-    ]
 
 
 def _hosts(spec: RunSpec, facts: MachineFacts) -> list[str | None]:

@@ -69,7 +69,7 @@ class GpuRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 def gpus_requested(cluster: ClusterSpec) -> GpuRequest | None:
     """Return the GPUs that the spec requests from Slurm; None if it requests none."""
-    slurm, extra = cluster.slurm, _extra(cluster)
+    slurm, extra = cluster.slurm, _options(cluster.slurm.extra)
     asked: dict[str, tuple[str, str]] = {}
     if slurm.gpus_per_node:
         asked["gpus-per-node"] = (str(slurm.gpus_per_node), f"cluster.slurm.gpus_per_node: {slurm.gpus_per_node}")
@@ -79,8 +79,8 @@ def gpus_requested(cluster: ClusterSpec) -> GpuRequest | None:
         if name in extra:
             asked[name] = (extra[name], f"cluster.slurm.extra: --{name}={extra[name]}")
     for name in _GPU_OPTIONS:
-        if name in asked and (name != "gres" or _is_gpu(asked[name][0])):
-            value, option = asked[name]
+        value, option = asked.get(name, ("", ""))
+        if value and (name != "gres" or re.search(rf"(?:^|,)(?:gres[/:])?gpu\b|{_SHARED}", value)):
             return GpuRequest(per_node=_per_node(name, value, cluster.nodes), option=option)
     return None
 
@@ -112,19 +112,13 @@ def require_consistent(cluster: ClusterSpec) -> None:
 
 def partition_requested(cluster: ClusterSpec) -> str | None:
     """Return the partition that the spec names; None for the default partition."""
-    return _extra(cluster).get("partition") or cluster.slurm.partition
+    return _options(cluster.slurm.extra).get("partition") or cluster.slurm.partition
 
 
 def takes_whole_nodes(cluster: ClusterSpec) -> bool:
     """Return whether the job gets all generic resources of its nodes: ``--exclusive`` without ``=user`` or ``=mcs``."""
-    extra = _extra(cluster).get("exclusive")
+    extra = _options(cluster.slurm.extra).get("exclusive")
     return extra == "" if extra is not None else cluster.slurm.exclusive
-
-
-def _is_gpu(gres: str) -> bool:
-    """Return whether ``--gres`` names GPUs or shares of one (shard, mps)."""
-    names = [item.removeprefix("gres/").removeprefix("gres:") for item in gres.split(",")]
-    return any(re.match(r"gpu\b", name) for name in names) or re.search(_SHARED, gres) is not None
 
 
 def _per_node(name: str, value: str, nodes: int) -> int | None:
@@ -139,12 +133,8 @@ def _per_node(name: str, value: str, nodes: int) -> int | None:
     return count  # of --gpus-per-task too: the job has one task per node
 
 
-def _extra(cluster: ClusterSpec) -> dict[str, str]:
-    """Return the options of ``cluster.slurm.extra`` by long name; the last one wins, as in sbatch."""
-    return _options(cluster.slurm.extra)
-
-
 def _options(lines: Iterable[str]) -> dict[str, str]:
+    """Return options of sbatch by long name; the last one wins, as in sbatch."""
     found: dict[str, str] = {}
     for line in lines:
         word = line.removeprefix("#SBATCH").strip()
@@ -162,16 +152,10 @@ def gpu_count(gres: str | None) -> int:
     Other resources (``shard``, ``mps``, ``nvme``) do not count. A bare ``gpu`` or ``gpu:a100`` is one GPU.
     """
     total = 0
-    for item in _split(gres or ""):
-        name, *rest = (
-            re.sub(r"\(.*\)", "", item.strip().removeprefix("gres/").removeprefix("gres:")).replace("=", ":").split(":")
-        )
+    for item in filter(str.strip, re.split(r",(?![^(]*\))", gres or "")):  # at commas outside parentheses
+        word = re.sub(r"\(.*\)", "", item.strip().removeprefix("gres/").removeprefix("gres:"))
+        name, *rest = word.replace("=", ":").split(":")
         if name.lower() == "gpu":
             count = re.fullmatch(_COUNT, rest[-1]) if rest else None
             total += int(count[1]) * _UNITS[count[2].upper()] if count else 1
     return total
-
-
-def _split(gres: str) -> list[str]:
-    """Split at commas outside parentheses: ``gpu:a100:4(S:0,2),shard:8``."""
-    return [item for item in re.split(r",(?![^(]*\))", gres) if item.strip()]

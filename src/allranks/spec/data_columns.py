@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -120,7 +121,10 @@ def fitting_template(data: DataSpec, columns: Columns, rows: Sequence[Row], *, c
     if found is None and merged.keys() != rows[0].keys():
         found = _fitting(data, columns, merged, classifier=classifier)
     if found is None:
-        _require_some_role(columns)
+        known = sorted({role for roles in ROLES.values() for role in roles})
+        if unknown := [key for key in columns if key not in known]:
+            hint = did_you_mean(unknown[0], known)
+            raise SpecError(f"data.columns: no template takes {unknown[0]!r}{hint} (known: {', '.join(known)})")
         separator = _separator_hint(list(merged))
         raise NoTemplateFits(
             no_template_message(source_of(data), merged, columns, classifier=classifier, separator=separator)
@@ -130,14 +134,6 @@ def fitting_template(data: DataSpec, columns: Columns, rows: Sequence[Row], *, c
 
 class NoTemplateFits(DataError):
     """The columns of a data set are those of no template."""
-
-
-def _require_some_role(columns: Columns) -> None:
-    known = sorted({role for roles in ROLES.values() for role in roles})
-    for key in columns:
-        if key not in known:
-            hint = did_you_mean(key, known)
-            raise SpecError(f"data.columns: no template takes {key!r}{hint} (known: {', '.join(known)})")
 
 
 def _fitting(data: DataSpec, columns: Columns, first: Row, *, classifier: bool) -> tuple[str, str] | None:
@@ -201,7 +197,7 @@ def no_template_message(
         return (
             f"{head}; their values are no texts, so write a Jinja file and name it under data:\n  template: "
             "rows.jinja\n"
-            f"The file could begin with\n{_indented(suggested_jinja(row))}\nThe templates and their columns:\n{needs}"
+            f"The file could begin with\n{textwrap.indent(suggested_jinja(row), '  ')}\nThe templates and their columns:\n{needs}"
         )
     note = (
         "\nPairs of preferences (chosen, rejected) are not compared with each other; chosen alone can be trained."
@@ -300,7 +296,3 @@ def _yaml_name(name: str | list[str]) -> str:
     if isinstance(name, list):
         return f"[{', '.join(map(_yaml_name, name))}]"
     return name if re.fullmatch(r"[A-Za-z_][\w.-]*", name) else json.dumps(name, ensure_ascii=False)
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.splitlines())

@@ -295,10 +295,14 @@ def chat_renderer(data: DataSpec, columns: Columns, present: Sequence[str]) -> R
     """
     system = columns_of("system", data, columns, present, required=False)
     tools = columns_of("tools", data, columns, present, required=False)
-    if has_role("messages", columns, present) or not _has_pair(columns, present):
+
+    def has(*roles: str) -> bool:
+        return all(has_role(role, columns, present) for role in roles)
+
+    if has("messages") or not (has("prompt", "response") or has("instruction", "output")):
         (name,) = columns_of("messages", data, columns, present)
         asked, given, answer = [name], [], []
-    elif has_role("prompt", columns, present) and has_role("response", columns, present):
+    elif has("prompt", "response"):
         asked, given = columns_of("prompt", data, columns, present), []
         answer = columns_of("response", data, columns, present)
     else:
@@ -319,13 +323,6 @@ def chat_renderer(data: DataSpec, columns: Columns, present: Sequence[str]) -> R
         return _example(before, after, answer[0] if answer else asked[0], number, _tools(row, tools, number))
 
     return render
-
-
-def _has_pair(columns: Columns, present: Sequence[str]) -> bool:
-    return any(
-        all(has_role(role, columns, present) for role in roles)
-        for roles in (("prompt", "response"), ("instruction", "output"))
-    )
 
 
 def _part(row: Row, names: list[str], number: int, role: str, given: Sequence[str] = ()) -> list[Message]:

@@ -52,42 +52,36 @@ def decide_replication(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> 
     Raises:
         SpecError: ``replicate: nodes`` with one rank per node; or the model's config is broken.
     """
-    asked = plan.strategy_options.get(REPLICATE)
+    asked, procs = plan.strategy_options.get(REPLICATE), plan.procs_per_node
+
+    def decided(value: str, reason: str) -> LaunchPlan:
+        options = {**plan.strategy_options, REPLICATE: value}
+        return msgspec.structs.replace(plan, strategy_options=options, replication=reason)
+
     if asked is None or plan.batch is None:
         return plan
-    return _with_replication(plan, *_replication(str(asked), spec, plan, facts))
-
-
-def _with_replication(plan: LaunchPlan, value: str, why: str) -> LaunchPlan:
-    return msgspec.structs.replace(plan, strategy_options={**plan.strategy_options, REPLICATE: value}, replication=why)
-
-
-def _replication(asked: str, spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> tuple[str, str]:
-    """Return the value and the reason; for auto, weights are replicated if a rank then fits in its device's memory."""
-    procs = plan.procs_per_node
-    if len(plan.nodes) == 1:
-        return REPLICATE_NONE, ""
-    if procs == 1 and asked == REPLICATE_NODES:
+    several = len(plan.nodes) > 1
+    if several and procs == 1 and asked == REPLICATE_NODES:
         raise SpecError(
             "strategy.replicate: nodes shards weights over the ranks of each node, and there is one rank per node; use "
             "pytorch_ddp, which replicates them, or set strategy.replicate: none"
         )
-    if procs == 1:
-        return REPLICATE_NONE, f"{SHARDED}: a node has one rank"
+    if not several or procs == 1:
+        return decided(REPLICATE_NONE, f"{SHARDED}: a node has one rank" if several else "")
     saved = _sent(spec, plan)
     if asked != REPLICATE_AUTO:
         what = f"weights are sharded over the {procs} ranks of each node" if asked == REPLICATE_NODES else SHARDED
-        return asked, f"{what} (strategy.replicate: {asked}){saved}"
+        return decided(str(asked), f"{what} (strategy.replicate: {asked}){saved}")
     there = capacity(spec, plan, facts)
-    found = estimate(spec, _with_replication(plan, REPLICATE_NODES, ""), find_config(spec), there)
-    if found.unknown or there.bytes is None:
-        why = found.unknown or f"the memory of a rank's device is unknown ({there.source})"
-        return REPLICATE_NONE, f"{SHARDED}: {why}; strategy.replicate: nodes replicates them nevertheless"
-    need = f"a rank then needs about {format_bytes(found.needed_bytes)} of {format_bytes(there.bytes)}"
-    if found.verdict != FITS:
-        return REPLICATE_NONE, f"{SHARDED}: a node cannot hold a copy, because {need}"
+    copied = estimate(spec, decided(REPLICATE_NODES, ""), find_config(spec), there)
+    if copied.unknown or there.bytes is None:
+        why = copied.unknown or f"the memory of a rank's device is unknown ({there.source})"
+        return decided(REPLICATE_NONE, f"{SHARDED}: {why}; strategy.replicate: nodes replicates them nevertheless")
+    need = f"a rank then needs about {format_bytes(copied.needed_bytes)} of {format_bytes(there.bytes)}"
+    if copied.verdict != FITS:
+        return decided(REPLICATE_NONE, f"{SHARDED}: a node cannot hold a copy, because {need}")
     why = f"every node holds a copy of the weights, sharded over its {procs} ranks (HSDP): {need}{saved}"
-    return REPLICATE_NODES, why
+    return decided(REPLICATE_NODES, why)
 
 
 def _sent(spec: RunSpec, plan: LaunchPlan) -> str:
@@ -136,23 +130,23 @@ def choose_recomputation(plan: LaunchPlan, spec: RunSpec, facts: MachineFacts) -
     Raises:
         SpecError: the model's config is broken.
     """
-    mode, reason = _recomputation(plan, spec, facts)
-    return msgspec.structs.replace(plan, recomputation=mode, recomputation_reason=reason)
 
+    def decided(mode: str, reason: str) -> LaunchPlan:
+        return msgspec.structs.replace(plan, recomputation=mode, recomputation_reason=reason)
 
-def _recomputation(plan: LaunchPlan, spec: RunSpec, facts: MachineFacts) -> tuple[str, str]:
     config, there = find_config(spec), capacity(spec, plan, facts)
     larger: list[str] = []
     for mode in RECOMPUTE_MODES:
         needed = estimate(spec, msgspec.structs.replace(plan, recomputation=mode), config, there)
         if needed.unknown or there.bytes is None:
             why = needed.unknown or f"the memory of the device is not known ({there.source})"
-            return RECOMPUTE_NONE, f"{why}; if memory is short, set it to selective or full"
+            return decided(RECOMPUTE_NONE, f"{why}; if memory is short, set it to selective or full")
         if needed.verdict == FITS:
             fits = f"a rank needs {format_bytes(needed.needed_bytes)} of {format_bytes(there.bytes)}"
-            return mode, f"{fits} ({', '.join(larger)})" if larger else fits
+            return decided(mode, f"{fits} ({', '.join(larger)})" if larger else fits)
         larger.append(f"{mode} needs {format_bytes(needed.needed_bytes)}")
-    return RECOMPUTE_FULL, f"none of the modes fits: {', '.join(larger)} of {format_bytes(there.bytes or 0)}"
+    why = f"none of the modes fits: {', '.join(larger)} of {format_bytes(there.bytes or 0)}"
+    return decided(RECOMPUTE_FULL, why)
 
 
 FIXED_SHARE = 0.5

@@ -4,7 +4,7 @@ torch."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -82,9 +82,8 @@ def strategy_info(name: str) -> StrategyInfo:
 
 def strategy_hint(name: str) -> str:
     """Return ``; did you mean 'pytorch_ddp'?`` for an unknown strategy; empty if nothing is near."""
-    return suggest_strategies(
-        near_strategies(name, REGISTRY), {known: info.summary for known, info in REGISTRY.items()}
-    )
+    near = near_strategies(name, REGISTRY)
+    return suggest(*(repr(one) if len(near) == 1 else f"{one!r} ({REGISTRY[one].summary})" for one in near))
 
 
 def near_strategies(name: str, known: Iterable[str]) -> list[str]:
@@ -103,11 +102,6 @@ def near_strategies(name: str, known: Iterable[str]) -> list[str]:
         return [exact]
     near = nearest_name(plain, names)
     return [] if near is None else [near]
-
-
-def suggest_strategies(near: list[str], summaries: Mapping[str, str]) -> str:
-    """Return ``; did you mean 'a'?``, with what each of several strategies does; empty without a suggestion."""
-    return suggest(*(repr(name) if len(near) == 1 else f"{name!r} ({summaries[name]})" for name in near))
 
 
 def resolve_options(name: str, given: dict[str, Any]) -> dict[str, Any]:
