@@ -1,6 +1,8 @@
-"""Mistakes of users that were written down before anyone looked at the checks. Each is refused, reported, or read as it was meant.
+"""Mistakes of users that were written down before anyone looked at the checks. Each is refused, reported, or read as it
+was meant.
 
-`benchmarks/results/blind_mistakes.tsv` is that list, and `blind_mistakes.json` says what became of each one at first, and now. The cases here
+`benchmarks/results/blind_mistakes.tsv` is that list, and `blind_mistakes.json` says what became of each one at first,
+and now. The cases here
 go the way of a run until its ranks start; those that only ranks can notice call what the ranks call.
 """
 

@@ -1,6 +1,7 @@
 """Chats of several turns: every reply is trained, as the model has to write it, after the text that it then reads.
 
-The chat templates and the masks of reference are those of the package trl; every text of reference is written by transformers.
+The chat templates and the masks of reference are those of the package trl; every text of reference is written by
+transformers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from allranks.train.data.tokenization import encode_text, train_tokenizer
 Message = dict[str, Any]
 
 ENDS = {
-    "phi3": "<|endoftext|>", "phi3_5": "<|endoftext|>", "gptoss": "<|return|>", "glm4moe": "<|endoftext|>", "llama3": "<|eot_id|>",
+    "phi3": "<|endoftext|>", "phi3_5": "<|endoftext|>", "gptoss": "<|return|>", "glm4moe": "<|endoftext|>",
+    "llama3": "<|eot_id|>",
     "llama3_1": "<|eot_id|>", "gemma": "<eos>", "gemma3": "<eos>", "cohere": "<|END_OF_TURN_TOKEN|>",
 }  # fmt: skip
 """End-of-text token of the family's tokenizer; the others have ``<|im_end|>``."""
@@ -149,7 +151,9 @@ def test_every_reply_is_trained_after_what_the_model_reads(
 
 @pytest.mark.parametrize("family", ["phi3", "gptoss", "glm4moe", "qwen3_5_think", "gemma3", "llama3"])
 def test_marks_of_the_template_are_used(family: str) -> None:
-    """The template of TRL marks with ``{% generation %}`` what it trains; what the prompt has already is not trained again."""
+    """The template of TRL marks with ``{% generation %}`` what it trains; what the prompt has already is not trained
+    again.
+    """
     tokenizer = tokenizer_of(family, template(f"{family}_training"))
     found = parts(CHAT, tokenizer)
     assert len(found) == len(REPLIES)
@@ -159,7 +163,9 @@ def test_marks_of_the_template_are_used(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5_think", "phi3", "glm4moe", "gptoss", "gemma4_v5"])
 def test_edges_of_chats(family: str) -> None:
-    """A system message, consecutive and empty replies, a border between emojis, white space, and a message after the last reply."""
+    """A system message, consecutive and empty replies, a border between emojis, white space, and a message after the
+    last reply.
+    """
     tokenizer = tokenizer_of(family)
     chat = [
         {"role": "system", "content": "Be brief."},
@@ -253,12 +259,17 @@ def test_tools_that_are_not_written_are_an_error() -> None:
     assert parts([{"role": "developer", "content": "x"}, *CHAT], default) == [f"{text}</s>" for text in REPLIES]
 
 
-SLOW = "{% for m in messages %}{% if m.role == 'user' %}[U]{{ m.content }}[A]{% else %}{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+SLOW = (
+    "{% for m in messages %}{% if m.role == 'user' %}[U]{{ m.content }}[A]{% else %}"
+    "{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+)
 
 
 @pytest.mark.parametrize("joined", [True, False])
 def test_a_tokenizer_without_offsets(tmp_path: Path, joined: bool) -> None:
-    """CTRL's is written in Python, and its words end where white space is: ``[A]It`` is one word if the row is encoded at once."""
+    """CTRL's is written in Python, and its words end where white space is: ``[A]It`` is one word if the row is encoded
+    at once.
+    """
     from transformers import CTRLTokenizer
 
     characters = sorted(set("".join(QUESTIONS + REPLIES) + "[UA]</s>") - {" "})

@@ -1,4 +1,6 @@
-"""What users' files look like: rows that lack columns, tables of spreadsheets, columns with other names, files of other kinds."""
+"""What users' files look like: rows that lack columns, tables of spreadsheets, columns with other names, files of other
+kinds.
+"""
 
 from __future__ import annotations
 
@@ -87,14 +89,14 @@ def test_first_rows_have_values_and_mistakes_in_them_are_found(tmp_path: Path) -
 
 
 SUGGESTED = [
-    ({"nr": 7, "frage": "Wo?", "antwort": "Hier.", "quelle": "x"}, {}, "tiny:llama", {"prompt": "frage", "response": "antwort"}),
+    ({"nr": 7, "frage": "Wo?", "antwort": "x", "b": "x"}, {}, "tiny:llama", {"prompt": "frage", "response": "antwort"}),
     ({"id": "17", "Frage": "Wo?", "Antwort": "Hier."}, {}, "tiny:llama", {"prompt": "Frage", "response": "Antwort"}),
-    ({"nr": 7, "frage": "Wo?", "antwort": "Hier."}, {"prompt": "frage"}, "tiny:llama", {"prompt": "frage", "response": "antwort"}),
-    ({"thema": "Ort", "frage": "Wo?", "antwort": "Hier."}, {"response": "antwort"}, "tiny:llama", {"prompt": "thema", "response": "antwort"}),
-    ({"product": "Mug", "tags": ["a"], "eur": 2.5, "slogan": "Good."}, {}, "tiny:llama", {"prompt": "product", "response": "slogan"}),
+    ({"nr": 7, "frage": "W", "a": "D"}, {"prompt": "frage"}, "tiny:llama", {"prompt": "frage", "response": "a"}),
+    ({"thema": "Ort", "a": "Hier."}, {"response": "a"}, "tiny:llama", {"prompt": "thema", "response": "a"}),
+    ({"mug": "x", "tags": ["a"], "eur": 2.5, "ad": "x"}, {}, "tiny:llama", {"prompt": "mug", "response": "ad"}),
     ({"id": 1, "dialog": [{"role": "user", "content": "a"}]}, {}, "tiny:llama", {"messages": "dialog"}),
     ({"intruction": "x", "ouput": "x"}, {}, "tiny:llama", {"instruction": "intruction", "output": "ouput"}),
-    ({"instruction": "x", "context": "x", "response": "x"}, {}, "tiny:llama", {"input": "context", "output": "response"}),
+    ({"instruction": "x", "context": "x", "reply": "x"}, {}, "tiny:llama", {"input": "context", "output": "reply"}),
     ({"id": "1", "content": "x"}, {}, "tiny:llama", {"text": "content"}),
     ({"review": "Good", "stars": 5, "shop": "s1"}, {}, "tiny:bert", {"text": "review", "label": "stars"}),
     ({"n": 3, "satz": "Gut", "klasse": "x"}, {}, "tiny:bert", {"text": "satz", "label": "klasse"}),
@@ -155,7 +157,8 @@ def test_text_files_folders_and_patterns(tmp_path: Path) -> None:
     before = source_fingerprint(spec.data)  # type: ignore[arg-type]
     preflight.check_request(spec)
     (tmp_path / "texts" / "3.md").write_text("four")
-    assert texts("texts/*.md") == ["one\n\ntwo", "four"] and source_fingerprint(spec.data) != before  # type: ignore[arg-type]
+    assert texts("texts/*.md") == ["one\n\ntwo", "four"]
+    assert source_fingerprint(spec.data) != before  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

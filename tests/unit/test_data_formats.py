@@ -1,4 +1,6 @@
-"""The formats of rows that are read without configuration, what is trained of them, and what a row that fits none is told."""
+"""The formats of rows that are read without configuration, what is trained of them, and what a row that fits none is
+told.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,13 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 LLAMA3 = (
-    "{% set ns = namespace() %}{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n{{ m['content'] | trim }}"
+    "{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n{{ m['content'] | trim }}"
     "{{ m['tool_calls'] | tojson if m['tool_calls'] }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
 STRICT = (
-    "{% for m in messages %}{% if m['role'] not in ('user', 'assistant') %}{{ raise_exception('Only user and assistant roles are supported!') }}"
+    "{% for m in messages %}{% if m.role not in ('user', 'assistant') %}"
+    "{{ raise_exception('Only user and assistant roles!') }}"
     "{% endif %}[{{ m['role'] }}]{{ m['content'] }}{{ eos_token if m['role'] == 'assistant' else '' }}{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )

@@ -75,7 +75,7 @@ def test_auto_is_filled_in_wherever_it_stands() -> None:
         ({"zero_optimization": {"stage": 3}}, ["zero_optimization.stage is 3", "the stage of strategy.name is 2"]),
         ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, ["fp16.enabled is true", "model.dtype: bfloat16"]),
         ({"gradient_clipping": 0.5}, ["gradient_clipping is 0.5", "train.max_grad_norm", "1.0"]),
-        ({"optimizer": {"type": "AdamW", "params": {"lr": 5e-5}}}, ["optimizer.params.lr is 5e-05", "train.lr is 0.0001"]),
+        ({"optimizer": {"type": "AdamW", "params": {"lr": 5e-5}}}, ["optimizer.params.lr is 5e-05"]),
         ({"optimizer": {"type": "OneBitAdam"}}, ["OneBitAdam uses its own communication"]),
         ({"scheduler": {"type": "WarmupLR"}}, ["scheduler cannot be used", "train.schedule"]),
         ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, ["zero_optimization.offload_optimizer"]),
@@ -83,7 +83,7 @@ def test_auto_is_filled_in_wherever_it_stands() -> None:
         ({"bf16": True}, ["bf16 is true", "JSON object"]),
         (
             {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 3},
-            ["train_batch_size is 64, but train_micro_batch_size_per_gpu x gradient_accumulation_steps x ranks is 8 x 3 x 4 = 96"],
+            ["train_batch_size is 64, but train_micro_batch_size_per_gpu x", "8 x 3 x 4 = 96"],
         ),
     ],
 )  # fmt: skip
@@ -150,10 +150,11 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: str | None
 
 
 def test_the_plan_stores_weights_as_an_enabled_bf16_does() -> None:
-    """DeepSpeed then casts the model and keeps float32 master weights; memory, checkpoints and reports follow the plan."""
+    """DeepSpeed then casts the model and keeps float32 master weights; all else follows the plan."""
     raw = {
         "model": {"name": "mlp:64x2", "dtype": "bfloat16"}, "data": {"source": "builtin:noise"},
-        "strategy": {"name": "deepspeed_zero1", "config": {"bf16": {"enabled": True}}}, "cluster": {"procs_per_node": 2},
+        "strategy": {"name": "deepspeed_zero1", "config": {"bf16": {"enabled": True}}},
+        "cluster": {"procs_per_node": 2},
     }  # fmt: skip
     assert make_plan(parse_spec(raw), FACTS).param_dtype == "bfloat16"
     raw["strategy"]["config"] = {"bf16": {"enabled": "auto"}}

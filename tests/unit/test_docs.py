@@ -48,7 +48,8 @@ def _anchors(page: Path) -> set[str]:
     return made | set(re.findall(r'<a id="([^"]+)">', text))
 
 
-# Names that look like modules or files of the repository: trace annotations, the schema that a user writes, an ignored folder.
+# Names that look like modules or files of the repository: trace annotations, the schema that a user writes, an ignored
+# folder.
 NO_MODULES = re.compile(
     r"allranks\.(data|forward|backward|optimizer|control|module|schema|strategies|launchers)\b(?!\.py)"
 )
@@ -155,7 +156,8 @@ def test_light_verbs_never_import_torch(tmp_path: Path) -> None:
     code = (
         "import json, sys\nfrom allranks.cli.main import cli\n"
         "for verb in json.loads(sys.argv[1]):\n"
-        "    try:\n        cli.main(verb, standalone_mode=False)\n    except SystemExit as end:\n        assert not end.code, (verb, end.code)\n"
+        "    try:\n        cli.main(verb, standalone_mode=False)\n"
+        "    except SystemExit as end:\n        assert not end.code, (verb, end.code)\n"
         "    heavy = {'torch', 'numpy', 'transformers', 'pandas', 'pyarrow', 'plotly'} & set(sys.modules)\n"
         "    assert not heavy, (verb, heavy)\n"
     )
@@ -167,16 +169,22 @@ def test_light_verbs_never_import_torch(tmp_path: Path) -> None:
 
 
 def test_plan_loads_and_generates_only_what_it_needs() -> None:
-    """Each of these took a visible part of the time of `allranks plan`: modules, code generated for dataclasses, annotations kept as text."""
+    """Each of these took a visible part of the time of `allranks plan`: modules, code generated for dataclasses,
+    annotations kept as text.
+    """
     code = (
-        "import dataclasses, sys\nsys.argv = ['allranks', 'plan', 'examples/demo.yaml']\nfrom allranks.cli.main import main\n"
+        "import dataclasses, sys\nsys.argv = ['allranks', 'plan', 'examples/demo.yaml']\n"
+        "from allranks.cli.main import main\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
-        "unused = {'_hashlib', 'secrets', 'subprocess', 'jinja2', 'importlib.metadata', 'click.shell_completion', 'rich._emoji_codes'}\n"
+        "unused = {'_hashlib', 'secrets', 'subprocess', 'jinja2', 'importlib.metadata',\n"
+        "          'click.shell_completion', 'rich._emoji_codes'}\n"
         "assert not unused & set(sys.modules), unused & set(sys.modules)\n"
-        "own = [(name, kind) for name, module in sys.modules.items() if name.startswith('allranks') for kind in vars(module).values()\n"
+        "own = [(name, kind) for name, module in sys.modules.items() if name.startswith('allranks')\n"
+        "       for kind in vars(module).values()\n"
         "       if isinstance(kind, type) and kind.__module__ == name]\n"
         "made = [kind for _, kind in own if dataclasses.is_dataclass(kind)]\nassert own and not made, made\n"
-        "texts = [kind for name, kind in own if name == 'allranks.spec.records' and any(isinstance(x, str) for x in kind.__annotations__.values())]\n"
+        "texts = [kind for name, kind in own if name == 'allranks.spec.records'\n"
+        "         and any(isinstance(x, str) for x in kind.__annotations__.values())]\n"
         "assert not texts, texts\n"
     )
     env = os.environ | {"PATH": "/nowhere"}  # without nvidia-smi, which is a program of its own

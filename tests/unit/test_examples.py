@@ -1,4 +1,6 @@
-"""The examples that come with the package: listed, copied, and each can be planned in an empty folder, also from a wheel."""
+"""The examples that come with the package: listed, copied, and each can be planned in an empty folder, also from a
+wheel.
+"""
 
 from __future__ import annotations
 

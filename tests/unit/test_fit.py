@@ -122,6 +122,8 @@ def test_full_fine_tuning_of_7b_in_float32_dies_in_the_optimizer_step_on_80_gb_a
     assert lora.needed_bytes < 0.5 * full.needed_bytes
 
 
+LARGE = {"micro_batch_size": 16, "global_batch_size": 256}
+DDP = {"name": "pytorch_ddp", "find_unused_parameters": True}
 LONG = {"source": "builtin:instructions", "max_length": 2048}
 
 
@@ -130,9 +132,9 @@ LONG = {"source": "builtin:instructions", "max_length": 2048}
     [
         (raw(model={**SEVEN_B, "dtype": "float32"}), 8),
         # with a global batch the accumulation must not be given, too
-        (raw(model=SEVEN_B, adapter={"type": "lora"}, data=LONG, train={"micro_batch_size": 16, "global_batch_size": 256}), 8),
+        (raw(model=SEVEN_B, adapter={"type": "lora"}, data=LONG, train=LARGE), 8),
         # of these options other strategies know nothing
-        (raw(model={**SEVEN_B, "dtype": "float32"}, strategy={"name": "pytorch_ddp", "find_unused_parameters": True}), 8),
+        (raw(model={**SEVEN_B, "dtype": "float32"}, strategy=DDP), 8),
         (raw(model={**SEVEN_B, "dtype": "float32"}, adapter={"type": "none", "r": 64}), 1),
     ],
     ids=["plain", "global_batch", "options", "rank_of_an_adapter"],

@@ -1,4 +1,6 @@
-"""The estimate's shapes and activations against the real thing: transformers' models, PEFT's adapters, autograd's saved tensors."""
+"""The estimate's shapes and activations against the real thing: transformers' models, PEFT's adapters, autograd's saved
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -136,7 +138,8 @@ def content(storage: Any) -> bytes:
 
 
 def saved_bytes(model: Any, batch: Batch, *, classifier: bool, cast: Any = None) -> tuple[int, int]:
-    """Bytes of all storages that autograd keeps of one forward, without weights and without the loss's own; and bytes of those that
+    """Bytes of all storages that autograd keeps of one forward, without weights and without the loss's own; and bytes
+    of those that
     are weights in the dtype `cast`."""
     whole = LossModel(model, classifier=classifier).train()
     own = {t.untyped_storage().data_ptr() for t in (*whole.parameters(), *whole.buffers())}

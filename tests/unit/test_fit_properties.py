@@ -78,7 +78,7 @@ def test_all_parts_are_there_and_none_is_negative(spec: dict[str, Any]) -> None:
 
 
 def solid(found: Any) -> int:
-    """The most at any moment without the allocator's slack, which falls where tensors reach 32 MiB: glibc maps those."""
+    """The most at any moment, without the allocator's slack: that falls where tensors reach 32 MiB."""
     return max(m.total_bytes - m.parts.get("slack", 0) for m in found.moments)
 
 

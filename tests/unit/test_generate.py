@@ -26,7 +26,7 @@ from tests.dist.making import build_model
 def test_a_jinja_prompt_with_one_variable_takes_the_text(tmp_path: Path) -> None:
     path = tmp_path / "t.jinja"
     path.write_text(
-        "{% block prompt %}Q: {{ question }} ({{ question }})\n{% endblock %}{% block response %}{{ reply }}{{ more }}{% endblock %}"
+        "{% block prompt %}Q: {{ q }} ({{ q }})\n{% endblock %}{% block response %}{{ reply }}{{ more }}{% endblock %}"
     )
     assert prompt_of("jinja", str(path), "wo {{ reply }}?") == "Q: wo {{ reply }}? (wo {{ reply }}?)\n"
     path.write_text("{% block prompt %}{{ a }} {{ b }}{% endblock %}{% block response %}{{ c }}{% endblock %}")
@@ -42,7 +42,8 @@ def test_a_jinja_prompt_with_one_variable_takes_the_text(tmp_path: Path) -> None
 def test_the_columns_of_a_row_without_its_response_make_a_prompt(tmp_path: Path) -> None:
     path = tmp_path / "t.jinja"
     path.write_text(
-        "{% block prompt %}{{ ticket.subject }} ({{ eur }})\n{% endblock %}{% block response %}{{ solution.steps | join }}{% endblock %}"
+        "{% block prompt %}{{ ticket.subject }} ({{ eur }})\n{% endblock %}"
+        "{% block response %}{{ s.steps | join }}{% endblock %}"
     )
     row = {"ticket": {"subject": "S"}, "eur": 2.5}
     assert row_prompt("jinja", str(path), {}, row) == "S (2.5)\n"
@@ -104,7 +105,7 @@ def test_prompts_are_lines_or_options(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"model": {"name": "mlp:8x3"}, "data": {"source": "builtin:noise"}}, "mlp:8x3 is trained on noise"),
         ({"script": {"path": "train.py"}}, "runs your own program"),
-        ({"model": {"name": "tiny:llama"}, "data": {"source": "builtin:news"}}, r"no checkpoint to try: none has been saved yet \(checkpoint\.every"),
+        ({"model": {"name": "tiny:llama"}, "data": {"source": "builtin:news"}}, r"none has been saved yet"),
         (
             {"model": {"name": "tiny:llama"}, "data": {"source": "builtin:news"}, "checkpoint": {"mode": "none"}},
             r"no checkpoint to try: checkpoint\.mode is none",

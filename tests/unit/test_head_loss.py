@@ -82,7 +82,9 @@ def test_loss_and_gradients_are_those_of_all_logits(case: str, small_chunks: Non
 
 
 def test_mixed_precision_gives_gradients_as_near_as_before(small_chunks: None) -> None:
-    """The weight's gradient is added in float32: it is nearer to the exact one than that of all logits at once in bfloat16."""
+    """The weight's gradient is added in float32: it is nearer to the exact one than that of all logits at once in
+    bfloat16.
+    """
 
     def mixed() -> Any:
         model = model_of("mistral", tie_word_embeddings=False)

@@ -1,4 +1,6 @@
-"""`allranks init`: options, questions in a real terminal, refusals; what it writes can be planned, and so can each key that it proposes."""
+"""`allranks init`: options, questions in a real terminal, refusals; what it writes can be planned, and so can each key
+that it proposes.
+"""
 
 from __future__ import annotations
 

@@ -64,7 +64,8 @@ def test_the_memory_of_a_rank_breaks_no_number_and_keeps_its_peak(columns: int) 
     spec = parse_spec({"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}})
     found = memory.fit(spec, memory.make_plan(spec, FACTS), FACTS)
     out = io.StringIO()
-    show_memory(Console(file=out, width=columns, force_terminal=True, color_system=None), found)  # type: ignore[arg-type]
+    console: Any = Console(file=out, width=columns, force_terminal=True, color_system=None)
+    show_memory(console, found)
     table = [line for line in out.getvalue().splitlines() if line.startswith(("┃", "│"))]
     assert all(cell_len(line) <= columns for line in table)
     values = [cell.strip() for line in table[1:] for cell in line.strip("│").split("│")[1:]]

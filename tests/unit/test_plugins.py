@@ -1,4 +1,6 @@
-"""Strategies and launchers of installed packages: found by their entry point, used as the built-in ones; never in the way of others."""
+"""Strategies and launchers of installed packages: found by their entry point, used as the built-in ones; never in the
+way of others.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +146,8 @@ def test_a_launcher_that_cannot_be_loaded_is_named_and_built_in_ones_stay(site: 
 def test_packages_are_not_read_for_a_built_in_name(site: Path, tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(SPEC.replace("NAME", "zero1"))
     code = (
-        "import sys; from allranks.spec import load_spec; from allranks.launch import preview; from pathlib import Path;"
+        "import sys; from allranks.spec import load_spec; from allranks.launch import preview;"
+        "from pathlib import Path;"
         f"preview.plan(load_spec(Path({str(tmp_path / 'spec.yaml')!r}))); print('my_strategies' in sys.modules)"
     )
     done = python(site, "-c", code)

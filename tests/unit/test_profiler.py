@@ -1,4 +1,6 @@
-"""The profiler's window: what it records, what it costs outside, and that its failures harm nobody. Real torch profiler, one process."""
+"""The profiler's window: what it records, what it costs outside, and that its failures harm nobody. Real torch
+profiler, one process.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``cluster.python`` under every launcher, and what `plan` says of one that is missing. Real interpreters and shells."""
+"""``cluster.python`` under every launcher, and what `plan` says of one that is missing. Real programs."""
 
 from __future__ import annotations
 

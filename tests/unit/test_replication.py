@@ -42,10 +42,10 @@ def planned(
     ("strategy", "cluster", "chosen", "says"),
     [
         ({}, {}, "nodes", "every node holds a copy of the weights, sharded over its 8 ranks (HSDP): a rank then needs"),
-        ({}, {"device_memory_gib": 24}, "none", "sharded over all ranks: a node cannot hold a copy, because a rank then needs"),
-        ({}, {"device_memory_gib": None}, "none", "the memory of a rank's device is unknown (set cluster.device_memory_gib"),
+        ({}, {"device_memory_gib": 24}, "none", "a node cannot hold a copy, because a rank then needs"),
+        ({}, {"device_memory_gib": None}, "none", "the memory of a rank's device is unknown (set cluster"),
         ({"replicate": "nodes"}, {"device_memory_gib": None}, "nodes", "(strategy.replicate: nodes); a node sends"),
-        ({"replicate": "none"}, {}, "none", "weights are sharded over all ranks (strategy.replicate: none); a node sends"),
+        ({"replicate": "none"}, {}, "none", "over all ranks (strategy.replicate: none); a node sends"),
         ({}, {"procs_per_node": 1}, "none", "a node has one rank"),
         ({}, {"nodes": 1}, "none", ""),
         ({"replicate": "nodes"}, {"nodes": 1}, "none", ""),

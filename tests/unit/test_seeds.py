@@ -1,4 +1,6 @@
-"""The field notes' jobs as specs: each says what its notes say, can be planned anywhere, and has a twin; docs/seeds.md names tests that exist."""
+"""The field notes' jobs as specs: each says what its notes say, can be planned anywhere, and has a twin; docs/seeds.md
+names tests that exist.
+"""
 
 from __future__ import annotations
 
@@ -27,44 +29,58 @@ FULL = [name for name in SPECS if not name.endswith("-tiny")]
 SEVEN = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 MISTRAL = {
     "model.name": "mistralai/Mistral-7B-v0.1", "model.dtype": "bfloat16", "model.gradient_checkpointing": False,
-    "data.source": "yahma/alpaca-cleaned", "data.split": "train", "data.template": "alpaca", "data.subset": 2048, "data.max_length": 512,
+    "data.source": "yahma/alpaca-cleaned", "data.split": "train", "data.template": "alpaca", "data.subset": 2048,
+    "data.max_length": 512,
     "data.packing": "none", "data.mask_prompt": False, "data.eval_fraction": 0.0,
     "adapter.type": "lora", "adapter.r": 8, "adapter.alpha": 16.0, "adapter.dropout": 0.05, "adapter.targets": SEVEN,
-    "strategy.name": "hf_trainer", "train.max_steps": 10, "train.micro_batch_size": 1, "train.grad_accum": 1, "train.lr": 5e-5,
-    "train.schedule": "linear", "cluster.slurm.partition": "gpu", "cluster.slurm.gres": "gpu:8", "cluster.slurm.mem": "0",
+    "strategy.name": "hf_trainer", "train.max_steps": 10, "train.micro_batch_size": 1, "train.grad_accum": 1,
+    "train.lr": 5e-5,
+    "train.schedule": "linear", "cluster.slurm.partition": "gpu", "cluster.slurm.gres": "gpu:8",
+    "cluster.slurm.mem": "0",
     "cluster.slurm.time": "01:00:00",
 }  # fmt: skip
 GLM = {
     "model.name": "zai-org/GLM-4.5-Air", "model.dtype": "bfloat16", "model.gradient_checkpointing": True,
     "data.max_length": 8192, "data.eval_fraction": 0.1, "data.seed": 42,
     "adapter.r": 64, "adapter.alpha": 128.0, "adapter.dropout": 0.1, "adapter.targets": SEVEN[:4],
-    "strategy.name": "pytorch_zero3", "train.epochs": 1.0, "train.lr": 4e-5, "train.micro_batch_size": 1, "train.grad_accum": 2,
+    "strategy.name": "pytorch_zero3", "train.epochs": 1.0, "train.lr": 4e-5, "train.micro_batch_size": 1,
+    "train.grad_accum": 2,
     "train.weight_decay": 0.01, "eval.every": 100, "eval.subset": 200, "eval.batch_size": 2, "eval.baseline": False,
     "checkpoint.mode": "weights_only", "checkpoint.every": 100, "checkpoint.keep": 5,
 }  # fmt: skip
 YELP = {
-    "model.name": "HuggingFaceTB/SmolLM2-360M-Instruct", "model.dtype": "float32", "data.source": "Yelp/yelp_review_full",
-    "train.global_batch_size": 8, "train.lr": 5e-5, "adapter.type": "none", "observe.profile.wait": 1, "observe.profile.warmup": 2,
+    "model.name": "HuggingFaceTB/SmolLM2-360M-Instruct", "model.dtype": "float32",
+    "data.source": "Yelp/yelp_review_full",
+    "train.global_batch_size": 8, "train.lr": 5e-5, "adapter.type": "none", "observe.profile.wait": 1,
+    "observe.profile.warmup": 2,
     "observe.profile.active": 3,
 }  # fmt: skip
 LAB = {
-    "model.config": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256, "max_position_embeddings": 256},
-    "data.source": "fancyzhx/ag_news", "data.subset": 2000, "train.epochs": 3.0, "observe.log_every": 10, "strategy.name": "hf_trainer",
-    "strategy.find_unused_parameters": False, "cluster.env": {"OMP_NUM_THREADS": "2"}, "cluster.slurm.partition": "torch",
+    "model.config": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256,
+    "max_position_embeddings": 256},
+    "data.source": "fancyzhx/ag_news", "data.subset": 2000, "train.epochs": 3.0, "observe.log_every": 10,
+    "strategy.name": "hf_trainer",
+    "strategy.find_unused_parameters": False, "cluster.env": {"OMP_NUM_THREADS": "2"},
+    "cluster.slurm.partition": "torch",
     "cluster.slurm.cpus_per_task": 4, "cluster.slurm.time": "00:30:00", "cluster.stage": "auto",
 }  # fmt: skip
 SMOKE = {
-    "data.source": "builtin:noise", "adapter.type": "none", "train.max_steps": 100, "train.lr": 1e-4, "train.schedule": "constant",
-    "train.weight_decay": 0.01, "checkpoint.mode": "full", "cluster.slurm.account": "euge", "cluster.slurm.partition": "a100-80gb",
+    "data.source": "builtin:noise", "adapter.type": "none", "train.max_steps": 100, "train.lr": 1e-4,
+    "train.schedule": "constant",
+    "train.weight_decay": 0.01, "checkpoint.mode": "full", "cluster.slurm.account": "euge",
+    "cluster.slurm.partition": "a100-80gb",
     "cluster.modules": ["external", "cuda/12.1.1", "anaconda/2024.10-py312"], "cluster.python": "conda:worldsim_env",
 }  # fmt: skip
 ZERO1 = SMOKE | {
-    "model.dtype": "bfloat16", "strategy.name": "deepspeed_zero1", "train.micro_batch_size": 32, "train.max_grad_norm": 1.0,
+    "model.dtype": "bfloat16", "strategy.name": "deepspeed_zero1", "train.micro_batch_size": 32,
+    "train.max_grad_norm": 1.0,
     "strategy.config.gradient_clipping": 1.0, "strategy.config.bf16": {"enabled": True},
     "strategy.config.zero_optimization": {
-        "stage": 1, "reduce_bucket_size": 500_000_000, "allgather_bucket_size": 500_000_000, "overlap_comm": True, "contiguous_gradients": True,
+        "stage": 1, "reduce_bucket_size": 500_000_000, "allgather_bucket_size": 500_000_000, "overlap_comm": True,
+        "contiguous_gradients": True,
     },
-    "strategy.config.optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}},
+    "strategy.config.optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.999], "eps": 1e-8,
+    "weight_decay": 0.01}},
 }  # fmt: skip
 
 

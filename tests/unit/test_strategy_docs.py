@@ -1,4 +1,6 @@
-"""The page of strategies says what the registry and the strategies say; a test of test_docs checks that it is up to date."""
+"""The page of strategies says what the registry and the strategies say; a test of test_docs checks that it is up to
+date.
+"""
 
 from __future__ import annotations
 

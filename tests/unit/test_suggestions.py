@@ -1,4 +1,6 @@
-"""A wrong name of a strategy, key, verb or file: the message names what was meant, also if it is another tool's word for it."""
+"""A wrong name of a strategy, key, verb or file: the message names what was meant, also if it is another tool's word
+for it.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ from allranks.utils.text import nearest_name, suggest
 NCCL_DOCS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 NCCL_TROUBLESHOOTING_DOCS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
 MULTI_RANK_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"
-"""Lets NCCL place several ranks on one GPU, or on its MIG instances. Source: https://github.com/NVIDIA/nccl/issues/1716"""
+"""Lets NCCL place several ranks on one GPU, or on its MIG instances. Source:
+https://github.com/NVIDIA/nccl/issues/1716"""
 TORCH_DISTRIBUTED_DOCS = "https://docs.pytorch.org/docs/stable/distributed.html"
 
 

@@ -63,7 +63,8 @@ def decide_environment(spec: RunSpec, job: NetworkJob, *, cpus: int, procs_per_n
 
 TUNABLES = "GLIBC_TUNABLES"
 MAPPED_BYTES = {False: 32 << 20, True: 1 << 20}
-"""From which size on a rank on a CPU maps memory by itself and returns it when it is freed: without and with recomputation."""
+"""From which size on a rank on a CPU maps memory by itself and returns it when it is freed: without and with
+recomputation."""
 KEPT_BYTES = 16 << 30
 
 

@@ -32,7 +32,8 @@ USUAL_NAMES = {
     "response": ("response", "completion"),
     "completion": ("completion", "response"),
 }
-"""Columns that are taken for a role without ``data.columns``, the first one that exists; other roles have only their own name."""
+"""Columns that are taken for a role without ``data.columns``, the first one that exists; other roles have only their
+own name."""
 MAX_VALUE_ROWS = 20
 NEEDS = (
     ("chat", "messages (or conversations), or prompt and response"),
@@ -197,7 +198,8 @@ def no_template_message(
         return (
             f"{head}; their values are no texts, so write a Jinja file and name it under data:\n  template: "
             "rows.jinja\n"
-            f"The file could begin with\n{textwrap.indent(suggested_jinja(row), '  ')}\nThe templates and their columns:\n{needs}"
+            f"The file could begin with\n{textwrap.indent(suggested_jinja(row), '  ')}\n"
+            f"The templates and their columns:\n{needs}"
         )
     note = (
         "\nPairs of preferences (chosen, rejected) are not compared with each other; chosen alone can be trained."

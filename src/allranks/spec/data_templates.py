@@ -32,9 +32,11 @@ from allranks.utils.text import did_you_mean
 
 MAX_TEMPLATE_BYTES = 1 << 20
 SHAREGPT_ROLES = {
-    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant", "bot": "assistant",
-    "model": "assistant", "system": "system", "tool": "tool", "function": "tool", "observation": "tool",
-}  # fmt: skip
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bot", "model"), "assistant"),
+    "system": "system",
+    **dict.fromkeys(("tool", "function", "observation"), "tool"),
+}
 """Roles of the key ``from``, and what they are called in the key ``role``."""
 Message = dict[str, Any]
 

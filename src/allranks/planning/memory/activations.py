@@ -265,7 +265,8 @@ def kept_after_blocks(model: Shapes, what: TrainedWeights, batch: MicroBatch) ->
 
 
 INDEXED_DROPOUT = 0.1
-"""Up to which probability the positions of what the dropout of adapters drops on a CPU are kept, instead of a byte per element."""
+"""Up to which probability the positions of what the dropout of adapters drops on a CPU are kept, instead of a byte per
+element."""
 
 
 def dropout_bytes(p: float, device: str) -> float:

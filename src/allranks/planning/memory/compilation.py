@@ -43,7 +43,8 @@ COMPILE_S = 25.0
 """Measured on the H100. Equal blocks share one program, so that it does not grow with the number of layers."""
 PAYBACK = 2.0
 TRAINING_FLOPS_PER_S = 4e14
-"""What the measured steps without compiled blocks computed: 41 % of an H100's dense bfloat16 peak. Slower GPUs save more."""
+"""What the measured steps without compiled blocks computed: 41 % of an H100's dense bfloat16 peak. Slower GPUs save
+more."""
 ASSUMED_STEPS = 2000
 """Number of steps that ``train.epochs`` over data of unknown size is taken for."""
 
@@ -76,7 +77,8 @@ def _reasons_against(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> It
         yield "the nodes have not reported GPUs yet"
     gain = GAINS[plan.device]
     if gain.ratio < LEAST_RATIO:
-        yield f"compiled steps ran at {gain.ratio:.2f} times the speed in {gain.where}; at least {LEAST_RATIO:.2f} is required"
+        ran = f"compiled steps ran at {gain.ratio:.2f} times the speed in {gain.where}"
+        yield f"{ran}; at least {LEAST_RATIO:.2f} is required"
     if spec.cluster.launched_by.runs_here and facts.c_compiler is False:
         yield "this machine has no C compiler (cc, gcc or clang)"
     if spec.train.deterministic:
@@ -91,7 +93,8 @@ def _reasons_against(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> It
     elif config.experts:
         yield "the gain for a mixture of experts was not measured"
     if spec.data is not None and spec.data.packing == "isolated":
-        yield "the gain with data.packing: isolated, where batches differ in their number of rows, was not measured on a GPU"
+        packing = "data.packing: isolated, where batches differ in their number of rows,"
+        yield f"the gain with {packing} was not measured on a GPU"
 
 
 def _by_time(spec: RunSpec, plan: LaunchPlan) -> tuple[bool, str]:

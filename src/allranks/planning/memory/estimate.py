@@ -95,7 +95,8 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     remedies: list[Remedy] = []
     notes: list[str] = []
     fixed_bytes: int = 0
-    """What a rank needs whatever the model: the interpreter and libraries, contexts and threads. Part of `needed_bytes`."""
+    """What a rank needs whatever the model: the interpreter and libraries, contexts and threads. Part of
+    `needed_bytes`."""
 
     @property
     def refused(self) -> bool:

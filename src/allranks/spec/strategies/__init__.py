@@ -34,7 +34,9 @@ OPTION_DESCRIPTIONS = {
     "config_from": "DeepSpeed: where the content of config came from; set by allranks",
     "find_unused_parameters": "allow weights that a step does not use; each step searches for them",
     "offload": "what is kept in host memory: none, optimizer, or all (FSDP2 only)",
-    "replicate": "FSDP2: nodes = a copy of the weights on every node, sharded over its ranks (HSDP); none; auto by memory",
+    "replicate": (
+        "FSDP2: nodes = a copy of the weights on every node, sharded over its ranks (HSDP); none; auto by memory"
+    ),
     "static_graph": "DDP: the same weights are used in every step, which allows some optimizations",
 }
 
@@ -67,7 +69,8 @@ REGISTRY = PluginRegistry(BUILT_IN, group="allranks.strategies", kind=StrategyIn
 
 _WORDS: dict[str, str] = json.loads((Path(__file__).parent / "synonyms.json").read_text())
 STRATEGY_SYNONYMS = {word: names.split() for names, words in _WORDS.items() for word in words.split()}
-"""Names of other tools, in lower case with underscores, and the strategies that do the same, the most usual one first."""
+"""Names of other tools, in lower case with underscores, and the strategies that do the same, the most usual one
+first."""
 
 
 def strategy_info(name: str) -> StrategyInfo:

@@ -44,7 +44,8 @@ MAX_BYTES = 1 << 20
 FILLED = {"betas": list(ADAM_BETAS), "eps": ADAM_EPS}
 
 UNSUPPORTED = ENGINE_SETTINGS["deepspeed_unsupported"]
-"""Sections that would change what a step means, or who talks to whom, behind the loop's back; and why they cannot be used."""
+"""Sections that would change what a step means, or who talks to whom, behind the loop's back; and why they cannot be
+used."""
 UNSUPPORTED_IN_ZERO = ENGINE_SETTINGS["deepspeed_unsupported_in_zero"]
 UNSUPPORTED_OPTIMIZERS = ("OneBitAdam", "OneBitLamb", "ZeroOneAdam", "Muon")
 KNOWN = (*UNSUPPORTED, *ENGINE_SETTINGS["deepspeed_supported"])
