@@ -36,24 +36,24 @@ def data_command(spec: Path, sets: tuple[str, ...], rows: int, as_json: bool) ->
     run = preview.prepare(spec, sets)
     ask_hub(run.spec)  # this machine loads the rows, whatever the launcher; the hub's own client tries again and again
     read = preview.inspect_data(run.spec, rows=rows)
-    found = redact_tree(read)
-    found["secrets_hidden"] = found["shown"] != read["shown"]
-    problem = preview.few_sequences(run.spec, run.plan, found["facts"])
+    document = redact_tree(read)
+    document["secrets_hidden"] = document["shown"] != read["shown"]
+    problem = preview.few_sequences(run.spec, run.plan, document["facts"])
     if as_json:
-        print_json({**found, "world_size": run.plan.world_size, "problem": problem})
-        warn(found["facts"]["warnings"])
+        print_json({**document, "world_size": run.plan.world_size, "problem": problem})
+        warn(document["facts"]["warnings"])
     else:
-        _show(SafeConsole(), run.spec, found, run.plan.world_size)
+        _show(SafeConsole(), run.spec, document, run.plan.world_size)
     if problem is not None:
         echo(f"allranks: {problem}", err=True)
     return EXIT_OK if problem is None else EXIT_REQUEST
 
 
-def _show(console: SafeConsole, spec: RunSpec, found: dict[str, Any], world_size: int) -> None:
+def _show(console: SafeConsole, spec: RunSpec, document: dict[str, Any], world_size: int) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    lines = list(data_lines(spec, found, world_size))
+    lines = list(data_lines(spec, document, world_size))
     if console.is_terminal:
         table = Table.grid(padding=(0, 2))
         table.add_column(style="bold", no_wrap=True)
@@ -64,23 +64,23 @@ def _show(console: SafeConsole, spec: RunSpec, found: dict[str, Any], world_size
     else:
         for name, text in lines:  # piped: whole lines, for grep
             console.print(f"{name:<9} {text}", highlight=False, markup=False, soft_wrap=True)
-    if found["shown"]:
+    if document["shown"]:
         legend = "green text is trained" if console.is_terminal else f"the text between {OPEN} and {CLOSE} is trained"
-        hidden = "; *** replaces text that looks like a secret" if found["secrets_hidden"] else ""
+        hidden = "; *** replaces text that looks like a secret" if document["secrets_hidden"] else ""
         console.print(
             f"\nThe first rows as the model reads them; {legend}{hidden}.",
             highlight=False,
             soft_wrap=not console.is_terminal,
         )
-    for row in found["shown"]:
-        _show_row(console, row, mixed=bool(found["facts"]["sources"]))
+    for row in document["shown"]:
+        _show_row(console, row, mixed=bool(document["facts"]["sources"]))
 
 
-def data_lines(spec: RunSpec, found: dict[str, Any], world_size: int) -> Iterator[tuple[str, str]]:
+def data_lines(spec: RunSpec, document: dict[str, Any], world_size: int) -> Iterator[tuple[str, str]]:
     """Return the facts on the data as (name, text)."""
     assert spec.data is not None
-    data, facts, numbers = spec.data, found["facts"], found["numbers"]
-    yield "data", f"{facts['source']}: {_rows(facts['rows'])}; columns {', '.join(map(str, found['columns']))}"
+    data, facts, numbers = spec.data, document["facts"], document["numbers"]
+    yield "data", f"{facts['source']}: {_rows(facts['rows'])}; columns {', '.join(map(str, document['columns']))}"
     yield "template", template_text(facts)
     for one in facts["sources"]:
         times = one["rows_train"] / max(1, one["rows"] - one["rows_held_out"])
@@ -118,7 +118,7 @@ def data_lines(spec: RunSpec, found: dict[str, Any], world_size: int) -> Iterato
             "identical",
             f"{_rows(facts['rows_identical'])} identical to an earlier training row{_numbers(numbers['identical'])}",
         )
-    size = found["row_tokens"]
+    size = document["row_tokens"]
     trained = (
         ""
         if facts["labels"]
@@ -131,7 +131,7 @@ def data_lines(spec: RunSpec, found: dict[str, Any], world_size: int) -> Iterato
         "tokens",
         (
             f"{facts['tokens_real']:,}{trained}; rows of {size['shortest']} to {size['longest']} tokens, median "
-            f"{size['median']}; tokenizer {found['tokenizer']}"
+            f"{size['median']}; tokenizer {document['tokenizer']}"
         ),
     )
     if facts["labels"]:

@@ -49,12 +49,12 @@ def doctor_command(
     request = DoctorOptions(collectives=collectives, exclude_bad=exclude_bad, imports=imports)
     say = partial(echo, err=True)
     nodes = run.launcher.nodes_to_examine(run.spec, wait_s=wait_s, say=say)
-    found = doctor(run.spec, request, nodes, say, facts=run.facts)
+    report = doctor(run.spec, request, nodes, say, facts=run.facts)
     if as_json:
-        print_json(found.as_json())
+        print_json(report.as_json())
     else:
-        _print(found)
-    return EXIT_OK if found.ok else EXIT_FAILED
+        _print(report)
+    return EXIT_OK if report.ok else EXIT_FAILED
 
 
 def _print(found: Any) -> None:

@@ -31,8 +31,8 @@ def examples_command(name: str | None, output: Path | None, force: bool, as_json
             raise RequestError("--output needs the NAME of an example; `allranks examples` lists them")
         _list(as_json)
         return EXIT_OK
-    found = find_example(name)
-    text = found.read_text("utf-8")
+    example = find_example(name)
+    text = example.read_text("utf-8")
     key = example_key(name)
     path = output or Path(f"{key.rpartition('/')[2]}.yaml")
     path = path / f"{key.rpartition('/')[2]}.yaml" if path.is_dir() else path

@@ -88,14 +88,14 @@ def generate_command(
     from allranks.launch.generation import GenerationRequest, generate
     from allranks.rundir.paths import find_run
 
-    found = find_run(run, run_root)
+    run_dir = find_run(run, run_root)
     request = GenerationRequest(
         max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, raw=raw, device=device
     )
     given = [*(_prompts(prompts) if prompts or not rows else []), *map(_row, rows)]
     if raw and rows:
         raise RequestError("--row is put into the template of the run's data, so it cannot be given with --raw")
-    with generate(found, given, request, checkpoint=_checkpoint(checkpoint)) as (chosen, replies):
+    with generate(run_dir, given, request, checkpoint=_checkpoint(checkpoint)) as (chosen, replies):
         if as_json:
             print_json({**msgspec.to_builtins(chosen), "replies": [msgspec.to_builtins(reply) for reply in replies]})
             return EXIT_OK

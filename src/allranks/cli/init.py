@@ -212,8 +212,8 @@ def _choices(answers: Answers) -> StarterChoices:
     data = answers.take("data", "Data: hub name, file, or a built-in set for a test", default_data(model))
     answers.tell(f"data: {data}: {describe_data(data)}")
     columns = data_columns(answers, model, data)
-    asked = answers.ask and answers.values.get("machine") is None
-    slurm = asked and shutil.which("sinfo") is not None and _partitions()
+    interactive = answers.ask and answers.values.get("machine") is None
+    slurm = interactive and shutil.which("sinfo") is not None and _partitions()
     likely = launchers_with(uses_slurm=True)[0] if slurm else DEFAULT_LAUNCHER
     machine = answers.take("machine", "Machine", LAUNCHERS[likely].machine, kind=click.Choice([*MACHINES]))
     strategy = answers.take("strategy", "Strategy", "pytorch_ddp")
@@ -256,14 +256,14 @@ def _slurm(chosen: StarterChoices, answers: Answers) -> StarterChoices:
     """Complete the choices with what Slurm says, and with the answers."""
     from allranks.nodes.slurm.answers import partition_gpus
 
-    found = _partitions()
-    names = list(dict.fromkeys(row.partition for row in found))
+    partitions = _partitions()
+    names = list(dict.fromkeys(row.partition for row in partitions))
     answers.tell(f"Slurm: partitions {', '.join(names)}" if names else "Slurm: sinfo does not answer here")
-    default = next((row.partition for row in found if row.default), None)
+    default = next((row.partition for row in partitions if row.default), None)
     partition = answers.take("partition", "Partition (empty: the cluster's default)", default)
     if names and partition is not None and not set(partition.split(",")) <= set(names):
         raise RequestError(f"--partition {partition}: Slurm has no such partition (known: {', '.join(names)})")
-    gpus = partition_gpus(found, partition)
+    gpus = partition_gpus(partitions, partition)
     gpus = answers.take("gpus_per_node", "GPUs per node (0: none)", gpus or 0, kind=click.IntRange(0))
     time = answers.take("time", "Time limit, such as 01:00:00 (empty: the partition's)", None)
     if time is not None and not _TIME.fullmatch(time):
@@ -324,8 +324,8 @@ def _wrong_answer(message: str, *, columns_asked: bool) -> str | None:
     """Return the question whose answer a message refuses."""
     if columns_asked and ("data.columns" in message or "no template fits" in message):
         return "columns"
-    found = re.search(r"(?<![\w.])(model|data|strategy)\.\w|--(columns|hosts|partition|time)\b", message)
-    return found[1] or found[2] if found else None
+    match = re.search(r"(?<![\w.])(model|data|strategy)\.\w|--(columns|hosts|partition|time)\b", message)
+    return match[1] or match[2] if match else None
 
 
 def describe_data(source: str) -> str:
@@ -438,13 +438,13 @@ def parse_columns(text: str) -> tuple[tuple[str, str], ...]:
     inner = re.sub(r"^\s*(columns:)?\s*\{|\}\s*$", "", text)
     pairs = []
     for part in inner.split(","):
-        found = re.fullmatch(r"\s*(\w+)\s*[=:]\s*(\S(?:.*\S)?)\s*", part)
-        if found is None:
+        match = re.fullmatch(r"\s*(\w+)\s*[=:]\s*(\S(?:.*\S)?)\s*", part)
+        if match is None:
             raise RequestError(
                 f"--columns {text}: expected ROLE=COLUMN, ..., such as prompt=question,response=answer; columns whose "
                 "names have a comma are written in the spec"
             )
-        pairs.append((found[1], found[2].strip("\"'") if found[2][0] in "\"'" else found[2]))
+        pairs.append((match[1], match[2].strip("\"'") if match[2][0] in "\"'" else match[2]))
     roles = [role for role, _ in pairs]
     if twice := next((role for role in roles if roles.count(role) > 1), None):
         raise RequestError(f"--columns {text}: {twice} occurs twice; several columns of a role are written in the spec")

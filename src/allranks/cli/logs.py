@@ -48,16 +48,16 @@ def logs_command(
     """Show the logs of RUN, each line with its rank."""
     from allranks.rundir.paths import find_run
 
-    found = find_run(run, run_root)
-    attempts = found.attempts()
+    run_dir = find_run(run, run_root)
+    attempts = run_dir.attempts()
     if not attempts:
-        raise RequestError(f"run {found.name} has no logs yet")
+        raise RequestError(f"run {run_dir.name} has no logs yet")
     if attempt is not None and attempt not in attempts:
         raise RequestError(
-            f"run {found.name} has no attempt {attempt}; existing attempts: {', '.join(map(str, attempts))}"
+            f"run {run_dir.name} has no attempt {attempt}; existing attempts: {', '.join(map(str, attempts))}"
         )
     number = attempt or attempts[-1]
-    files = _chosen(found, number, rank, node)
+    files = _chosen(run_dir, number, rank, node)
     if as_json:
         print_json(
             [
@@ -78,7 +78,7 @@ def logs_command(
         for line in _lines(path, last):
             echo(f"[rank {r}] {line}")
     if follow:
-        _follow(found, number, rank, node, offsets)
+        _follow(run_dir, number, rank, node, offsets)
     return EXIT_OK
 
 

@@ -73,8 +73,8 @@ def complete_values(key: str, *, or_files: bool = False) -> Callable[..., list[C
 
         from allranks.spec.validation import settable_keys
 
-        found = [CompletionItem(name) for name in _starting(settable_keys()[key], incomplete)]
-        return found or [CompletionItem(incomplete, type="file")] * or_files
+        items = [CompletionItem(name) for name in _starting(settable_keys()[key], incomplete)]
+        return items or [CompletionItem(incomplete, type="file")] * or_files
 
     return complete
 

@@ -294,24 +294,24 @@ MEMORY_PARTS = (
 SHORT_MOMENT_NAMES = {"end of backward": "end of step", "optimizer step": "update"}
 
 
-def _moments_that_fit(found: Fit, width: int) -> list[Moment]:
+def _moments_that_fit(estimate: Fit, width: int) -> list[Moment]:
     """Return the phases whose columns fit; the peak always does. Narrower columns would break the numbers."""
     from allranks.utils.text import format_bytes
 
-    used = {words for key, words in MEMORY_PARTS if any(moment.parts.get(key) for moment in found.moments)}
+    used = {words for key, words in MEMORY_PARTS if any(moment.parts.get(key) for moment in estimate.moments)}
     room = width - 4 - max(map(len, used), default=0)
-    kept = list(found.moments)
+    kept = list(estimate.moments)
 
     def needed(moment: Moment) -> int:
         numbers = (format_bytes(n) for n in (*moment.parts.values(), moment.total_bytes))
         return 3 + max(len(SHORT_MOMENT_NAMES.get(moment.name, moment.name)), *map(len, numbers))
 
-    while sum(map(needed, kept)) > room and (others := [m for m in kept if m.name != found.peak]):
+    while sum(map(needed, kept)) > room and (others := [m for m in kept if m.name != estimate.peak]):
         kept.remove(min(others, key=lambda m: m.total_bytes))
     return kept
 
 
-def show_memory(console: SafeConsole, found: Fit) -> None:
+def show_memory(console: SafeConsole, estimate: Fit) -> None:
     """Show a rank's memory in each phase, the verdict, and what would make it fit."""
     from rich.markup import escape
     from rich.table import Table
@@ -320,33 +320,33 @@ def show_memory(console: SafeConsole, found: Fit) -> None:
     from allranks.utils.text import format_bytes
 
     say = partial(console.print, highlight=False, soft_wrap=not console.is_terminal)  # piped: whole lines, for grep
-    if found.moments:
+    if estimate.moments:
         of = (
-            f"{found.model} ({found.model_source}): {found.parameters:,} parameters, {found.parameters_trained:,} "
+            f"{estimate.model} ({estimate.model_source}): {estimate.parameters:,} parameters, {estimate.parameters_trained:,} "
             "trained"
         )
         say(escape(of))
         table = Table(title="Memory of one rank, estimated", title_justify="left")
         table.add_column("phase")
-        moments = _moments_that_fit(found, console.width)
+        moments = _moments_that_fit(estimate, console.width)
         for moment in moments:
             table.add_column(
                 SHORT_MOMENT_NAMES.get(moment.name, moment.name),
                 justify="right",
-                style="bold" if moment.name == found.peak else None,
+                style="bold" if moment.name == estimate.peak else None,
             )
         for key, words in MEMORY_PARTS:
-            if any(moment.parts.get(key) for moment in found.moments):
+            if any(moment.parts.get(key) for moment in estimate.moments):
                 table.add_row(words, *(format_bytes(n) if (n := m.parts.get(key)) else "" for m in moments))
         table.add_section()
         table.add_row("together", *(format_bytes(m.total_bytes) for m in moments))
         console.print(table)
-        if len(moments) < len(found.moments):
-            absent = ", ".join(SHORT_MOMENT_NAMES.get(m.name, m.name) for m in found.moments if m not in moments)
+        if len(moments) < len(estimate.moments):
+            absent = ", ".join(SHORT_MOMENT_NAMES.get(m.name, m.name) for m in estimate.moments if m not in moments)
             console.print(f"not shown in {console.width} columns: {absent}", highlight=False)
-    say(f"memory: {escape(verdict_line(found))}")
-    for i, remedy in enumerate(found.remedies, 1):
+    say(f"memory: {escape(verdict_line(estimate))}")
+    for i, remedy in enumerate(estimate.remedies, 1):
         say(f"  {i}. {escape(remedy_line(remedy))}")
         console.print(f"     {escape(remedy_settings(remedy))}", highlight=False, soft_wrap=True)
-    for note in found.notes:
+    for note in estimate.notes:
         say(f"note: {escape(note)}")

@@ -257,13 +257,13 @@ def _visible(line: bytes) -> bytes:
 
 def count_text(event: dict[str, Any], name: str) -> str:
     """Format an integer without separators."""
-    found = finite_int(event.get(name))
-    return NO_VALUE if found is None else str(found)
+    number = finite_int(event.get(name))
+    return NO_VALUE if number is None else str(number)
 
 
 def number_text(value: Any, form: str, absent: str = NO_VALUE) -> str:
-    found = finite_float(value)
-    return absent if found is None else format(found, form)
+    number = finite_float(value)
+    return absent if number is None else format(number, form)
 
 
 def summary_table(metrics: dict[str, Any]) -> Table:

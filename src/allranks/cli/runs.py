@@ -131,8 +131,8 @@ def cancel_command(run: str, now: bool, run_root: Path) -> int:
     from allranks import api
     from allranks.rundir.paths import find_run
 
-    found = find_run(run, run_root)
-    echo(f"{found.name}: {api.cancel(found, now=now)}", message=True)
+    run_dir = find_run(run, run_root)
+    echo(f"{run_dir.name}: {api.cancel(run_dir, now=now)}", message=True)
     return EXIT_OK
 
 
@@ -151,19 +151,19 @@ def report_command(run: str, run_root: Path, as_json: bool) -> int:
     from allranks.utils.filesystem import environment_error
     from allranks.utils.text import sanitize
 
-    found = find_run(run, run_root)
-    if found.compare.is_file():
+    run_dir = find_run(run, run_root)
+    if run_dir.compare.is_file():
         from allranks.cli.compare import show_comparison
         from allranks.experiments.compare import finished_comparison
 
-        if (done := finished_comparison(found)) is not None:
+        if (done := finished_comparison(run_dir)) is not None:
             return show_comparison(done, as_json)
-    metrics = recompute_metrics(found, alive=api.running(found))
+    metrics = recompute_metrics(run_dir, alive=api.running(run_dir))
     if metrics is None:
-        raise RequestError(f"run {found.name} has no events yet; there is nothing to report")
+        raise RequestError(f"run {run_dir.name} has no events yet; there is nothing to report")
     not_written: OSError | None = None
     try:
-        write_report(found)
+        write_report(run_dir)
     except OSError as error:
         not_written = error
     if as_json:
@@ -173,13 +173,13 @@ def report_command(run: str, run_root: Path, as_json: bool) -> int:
         from allranks.cli.run_output import print_summary
 
         console = SafeConsole()
-        print_summary(console, found, metrics)
+        print_summary(console, run_dir, metrics)
         if metrics.get("message"):
             console.say(sanitize(metrics["message"]))
-        if diagnosis := failure_headline(metrics, found.name):
+        if diagnosis := failure_headline(metrics, run_dir.name):
             console.say(sanitize(diagnosis))
         if not_written is None:
-            console.print(f"report  {found.report}", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"report  {run_dir.report}", highlight=False, markup=False, soft_wrap=True)
     if not_written is not None:
         raise environment_error(not_written)
     return EXIT_OK if metrics["status"] in ("succeeded", "running") else EXIT_FAILED

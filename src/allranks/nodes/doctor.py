@@ -69,13 +69,13 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def as_json(self) -> dict[str, Any]:
         """Return one document: verdicts by node, the network, the pairs."""
-        found = self.preflight
+        preflight = self.preflight
         return {
             "ok": self.ok,
             "starts": self.starts,
-            "nodes": [{"host": r.host, "ok": r.ok, "checks": msgspec.to_builtins(r.checks)} for r in found.reports],
-            "network": msgspec.to_builtins(found.network),
-            "port": found.port,
+            "nodes": [{"host": r.host, "ok": r.ok, "checks": msgspec.to_builtins(r.checks)} for r in preflight.reports],
+            "network": msgspec.to_builtins(preflight.network),
+            "port": preflight.port,
             "pairs": [_with(pair, "copy_bytes_per_s", "all_reduce_bytes_per_s") for pair in self.pairs],
             "slow_pairs": [[pair.a, pair.b] for pair in slow_pairs(self.pairs)],
             "pairs_verdict": self.pairs_verdict,
@@ -92,7 +92,7 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
             "copies": msgspec.to_builtins(self.copies),
             "excluded": self.excluded,
             "notes": self.notes,
-            "seconds": {"probe": found.probe_s, "reach": found.reach_s},
+            "seconds": {"probe": preflight.probe_s, "reach": preflight.reach_s},
         }
 
 
@@ -131,49 +131,49 @@ def doctor(
 def _run(
     where: TargetNodes, spec: RunSpec, plan: LaunchPlan, request: DoctorOptions, notes: list[str], say: Log
 ) -> DoctorReport:
-    found = run_preflight(where, spec, plan, Path(spec.run_root), imports=request.imports)
+    preflight = run_preflight(where, spec, plan, Path(spec.run_root), imports=request.imports)
     excluded: list[str] = []
-    ok = found.ok
+    ok = preflight.ok
     if not ok and request.exclude_bad and where.programs_only:
         notes = [*notes, "hosts that fail are left out by their removal from cluster.hosts"]
     elif not ok and request.exclude_bad and where.hosts:
-        found, excluded, note = _without_bad_nodes(where, spec, plan, request, found)
+        preflight, excluded, note = _without_bad_nodes(where, spec, plan, request, preflight)
         notes = [*notes, note]
         ok = bool(excluded)
         where = msgspec.structs.replace(where, hosts=[h for h in where.hosts if h not in excluded])
     measured = CollectiveMeasurements(pairs=[], outcome=None)
-    told: list[str] = []
+    bandwidth_notes: list[str] = []
     copies: list[CopyResult] = []
-    policy = _policy(spec, plan, found)
+    policy = _policy(spec, plan, preflight)
     if request.collectives and where.programs_only:
         notes = [*notes, "collectives were not measured: launcher hosts starts no ranks for the doctor"]
-    elif request.collectives and (ok or found.may_run):
+    elif request.collectives and (ok or preflight.may_run):
         say("measuring collectives and pairs ...")
         if plan.device == "cuda":
-            copies = run_copy_test(where, found, Path(spec.run_root))
-            policy = _policy(spec, plan, found)  # a failed copy changes it
+            copies = run_copy_test(where, preflight, Path(spec.run_root))
+            policy = _policy(spec, plan, preflight)  # a failed copy changes it
         procs = plan.procs_per_node if plan.device == "cuda" or len(where.hosts) < 2 else 1
-        measured = measure_collectives(where, found, plan, procs, policy)
-        told = _judge_bandwidth(spec, plan, found, policy, procs, measured)
+        measured = measure_collectives(where, preflight, plan, procs, policy)
+        bandwidth_notes = _judge_bandwidth(spec, plan, preflight, policy, procs, measured)
         done, planned = measured.rounds
         if done < planned:
             notes = [*notes, f"{done} of {planned} rounds of disjoint pairs were measured in the time for it"]
     elif request.collectives:
         notes = [*notes, "collectives were not measured: fix the failed checks first"]
     pairs, outcome = measured.pairs, measured.outcome
-    used = [report for report in found.reports if report.host not in excluded]
+    used = [report for report in preflight.reports if report.host not in excluded]
     lacking = ", ".join(report.host for report in used if not report.may_run)
     starts = not unusable_nodes(spec, used)
     if lacking and starts:
         notes = [*notes, f"a run would copy to {lacking} what is missing there (cluster.stage: {spec.cluster.stage})"]
     return DoctorReport(
-        preflight=found,
+        preflight=preflight,
         starts=starts,
         ok=ok and not slow_pairs(pairs) and (outcome is None or outcome.ok) and not any(c.failed for c in copies),
         pairs=pairs,
         pairs_verdict=slow_pair_summary(pairs) if pairs else "",
         sweep=measured.sweep,
-        bandwidth=told,
+        bandwidth=bandwidth_notes,
         excluded=excluded,
         notes=notes,
         policy=policy,
@@ -185,7 +185,7 @@ def _run(
 def _judge_bandwidth(
     spec: RunSpec,
     plan: LaunchPlan,
-    found: PreflightResult,
+    preflight: PreflightResult,
     policy: NetworkPolicy,
     procs: int,
     measured: CollectiveMeasurements,
@@ -193,37 +193,41 @@ def _judge_bandwidth(
     """Compare the collectives of all ranks with the hardware and with earlier runs, and keep them for later ones."""
     if not measured.sweep:
         return []
-    limit = link_tests.hardware_limit(found.probes, facts_of_nodes(found.probes, found.network, {}), policy, procs)
-    history = link_tests.history_file(private_root(cache_root(spec.cluster.cache)), plan, found.probes, policy, procs)
+    limit = link_tests.hardware_limit(
+        preflight.probes, facts_of_nodes(preflight.probes, preflight.network, {}), policy, procs
+    )
+    history = link_tests.history_file(
+        private_root(cache_root(spec.cluster.cache)), plan, preflight.probes, policy, procs
+    )
     earlier = as_records(read_json(history), EarlierRun)
-    hosts = [probe.host for probe in found.probes]
+    hosts = [probe.host for probe in preflight.probes]
     link_tests.add_to_history(history, measured.sweep, hosts, slow=bool(slow_pairs(measured.pairs)))
-    told = [
+    comparisons = [
         link_tests.compare_with_hardware(measured.sweep, limit),
         link_tests.compare_with_history(measured.sweep, earlier),
     ]
-    return [text for text in told if text]
+    return [text for text in comparisons if text]
 
 
-def _policy(spec: RunSpec, plan: LaunchPlan, found: PreflightResult) -> NetworkPolicy:
+def _policy(spec: RunSpec, plan: LaunchPlan, preflight: PreflightResult) -> NetworkPolicy:
     planned = {item.name for item in plan.environment if item.value is not None}
     job = network_job(spec, plan.device)
-    return policy_for_nodes(job, found.probes, found.network, Path(spec.run_root), planned)
+    return policy_for_nodes(job, preflight.probes, preflight.network, Path(spec.run_root), planned)
 
 
 def _without_bad_nodes(
-    where: TargetNodes, spec: RunSpec, plan: LaunchPlan, request: DoctorOptions, found: PreflightResult
+    where: TargetNodes, spec: RunSpec, plan: LaunchPlan, request: DoctorOptions, preflight: PreflightResult
 ) -> tuple[PreflightResult, list[str], str]:
     """Check the other nodes again: a bad node may have hidden other failures. The verdicts on the bad nodes are
     kept."""
-    bad = found.bad_hosts
+    bad = preflight.bad_hosts
     try:
         smaller = exclude_nodes(spec, bad, machine_facts())
     except EnvironmentNotAble as error:
-        return found, [], str(error)
+        return preflight, [], str(error)
     rest = msgspec.structs.replace(where, hosts=[host for host in where.hosts if host not in bad])
     again = run_preflight(rest, smaller, plan, Path(spec.run_root), imports=False)
-    shown = [report for report in found.reports if report.host in bad]
+    shown = [report for report in preflight.reports if report.host in bad]
     merged = msgspec.structs.replace(again, reports=[*again.reports, *shown])
     if not again.ok:
         return merged, [], f"without {', '.join(bad)}, {', '.join(again.bad_hosts)} fail too"

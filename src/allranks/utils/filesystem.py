@@ -98,10 +98,10 @@ def owner_of(path: str | Path) -> str:
     wanted = Path(path).absolute()
     for one in (wanted, *wanted.parents):
         try:
-            found = one.lstat()
+            status = one.lstat()
         except OSError:
             continue
-        return f"{one} is owned by {user_name(found.st_uid)}, {stat.filemode(found.st_mode)}"
+        return f"{one} is owned by {user_name(status.st_uid)}, {stat.filemode(status.st_mode)}"
     return f"the owner of {wanted} is unknown"
 
 
@@ -131,10 +131,10 @@ def apply_umask(folder: Path) -> None:
     """
     wanted = 0o666 & ~current_umask()
     for path in folder.rglob("*"):
-        found = path.lstat()
-        if stat.S_ISREG(found.st_mode):
-            mode = wanted | (found.st_mode & 0o111)
-            if stat.S_IMODE(found.st_mode) != mode:
+        status = path.lstat()
+        if stat.S_ISREG(status.st_mode):
+            mode = wanted | (status.st_mode & 0o111)
+            if stat.S_IMODE(status.st_mode) != mode:
                 path.chmod(mode)
 
 

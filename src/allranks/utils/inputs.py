@@ -167,11 +167,11 @@ class DuplicateKey(ValueError):
 
 def distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a JSON object; the ``object_pairs_hook`` of `json.loads` that raises `DuplicateKey`."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    content = dict(pairs)
+    if len(content) != len(pairs):
         keys = [key for key, _ in pairs]
         raise DuplicateKey(f"the key {next(k for k in keys if keys.count(k) > 1)!r} occurs twice in one object")
-    return found
+    return content
 
 
 def read_json_object(path: Path, limit: int, key: str, *, distinct: bool = False) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def read_json_object(path: Path, limit: int, key: str, *, distinct: bool = False
         SpecError: it does not exist, cannot be read, is too large, or not a JSON object.
     """
     try:
-        found = json.loads(read_text(path, limit), object_pairs_hook=distinct_keys if distinct else None)
+        content = json.loads(read_text(path, limit), object_pairs_hook=distinct_keys if distinct else None)
     except FileTooLarge:
         raise SpecError(f"{key}: {path} is larger than {limit >> 20} MiB; this is not a configuration") from None
     except FileNotFoundError:
@@ -194,9 +194,9 @@ def read_json_object(path: Path, limit: int, key: str, *, distinct: bool = False
         raise SpecError(f"{key}: {path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise SpecError(f"{key}: {path} is not valid JSON: {str(error)[:120]}") from None
-    if not isinstance(found, dict):
-        raise SpecError(f"{key}: {path}: expected a JSON object, found a {type(found).__name__}")
-    return found
+    if not isinstance(content, dict):
+        raise SpecError(f"{key}: {path}: expected a JSON object, found a {type(content).__name__}")
+    return content
 
 
 def read_lines(path: str | Path, limit: int = LINES_BYTES) -> Iterator[bytes]:
@@ -230,12 +230,12 @@ def read_input(path: str | Path, limit: int) -> bytes:
     return read_regular(path, limit)
 
 
-def _require_regular(found: os.stat_result, path: str | Path) -> None:
-    if stat.S_ISREG(found.st_mode):
+def _require_regular(status: os.stat_result, path: str | Path) -> None:
+    if stat.S_ISREG(status.st_mode):
         return
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    kind = next((name for test, name in _KINDS if test(found.st_mode)), "a special file")
+    kind = next((name for test, name in _KINDS if test(status.st_mode)), "a special file")
     raise NotRegularFile(errno.EINVAL, f"it is {kind}, not a regular file", str(path))
 
 

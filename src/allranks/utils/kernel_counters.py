@@ -145,18 +145,18 @@ def _grown(before: float | None, now: float | None) -> float | None:
 
 def cores_of(text: str) -> frozenset[int]:
     """Return the core numbers of a list as `format_ranges` writes it; none if it is malformed."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in text.split(","):
         low, dash, high = part.partition("-")
         high = high if dash else low
         if not low.isdecimal() or not high.isdecimal() or int(high) - int(low) > 1 << 16:
             return frozenset()
-        found |= set(range(int(low), int(high) + 1))
-    return frozenset(found)
+        numbers |= set(range(int(low), int(high) + 1))
+    return frozenset(numbers)
 
 
 def _threads() -> dict[int, tuple[float, float]] | None:
-    found: dict[int, tuple[float, float]] = {}
+    times: dict[int, tuple[float, float]] = {}
     try:
         tasks = list(Path("/proc/self/task").iterdir())
     except OSError:
@@ -164,10 +164,10 @@ def _threads() -> dict[int, tuple[float, float]] | None:
     for task in tasks:
         try:
             ran, queued, *_ = (task / "schedstat").read_bytes().split()
-            found[int(task.name)] = (int(ran) * NS, int(queued) * NS)
+            times[int(task.name)] = (int(ran) * NS, int(queued) * NS)
         except (OSError, ValueError):  # the thread has ended
             continue
-    return found or None
+    return times or None
 
 
 def read_stat(text: str, cores: tuple[int, ...], tick_s: float) -> tuple[float | None, float | None]:
@@ -392,25 +392,25 @@ def tcp_links() -> tuple[list[str], list[LinkCounters]]:
     if socket.getdefaulttimeout() is not None:  # Python would change the connections to non-blocking
         return [], []
     own: set[str] = set()
-    found: dict[str, list[LinkCounters]] = {}
+    by_peer: dict[str, list[LinkCounters]] = {}
     for local, one in _connections():
         own.add(local)
-        found.setdefault(one.peer, []).append(one)
-    links = [_sum_counters(peer, connections) for peer, connections in found.items()]
+        by_peer.setdefault(one.peer, []).append(one)
+    links = [_sum_counters(peer, connections) for peer, connections in by_peer.items()]
     return sorted(own), sorted(links, key=lambda link: (-link.acked_bytes, link.peer))[:MAX_LINKS]
 
 
 def _connections() -> list[tuple[str, LinkCounters]]:
-    found: list[tuple[str, LinkCounters]] = []
+    connections: list[tuple[str, LinkCounters]] = []
     try:
         files = list(Path("/proc/self/fd").iterdir())
     except OSError:
-        return found
+        return connections
     for file in files:
         with suppress(OSError, ValueError):  # closed meanwhile, not connected, or no TCP
             if str(file.readlink()).startswith("socket:") and (one := _connection(int(file.name))):
-                found.append(one)
-    return found
+                connections.append(one)
+    return connections
 
 
 def _connection(fd: int) -> tuple[str, LinkCounters] | None:
@@ -466,17 +466,17 @@ def connection_addresses(
             for one in psutil.Process(pid).net_connections("tcp"):
                 if one.status == psutil.CONN_ESTABLISHED:
                     ends.add((one.laddr, one.raddr))
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for (local, own), (peer, other) in ends:
         remote = peer.removeprefix("::ffff:")
         if (known is None or remote in known or remote.startswith("127.")) and not {own, other} & skip:
-            found[local.removeprefix("::ffff:")] += 1
-    return found
+            counts[local.removeprefix("::ffff:")] += 1
+    return counts
 
 
 def count_by_interface(addresses: Counter[str], names: dict[str, str]) -> dict[str, int]:
     """Return counts by interface; an address without an interface is listed by itself."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for address, count in addresses.items():
-        found["lo" if address.startswith("127.") or address == "::1" else names.get(address, address)] += count
-    return dict(sorted(found.items()))
+        counts["lo" if address.startswith("127.") or address == "::1" else names.get(address, address)] += count
+    return dict(sorted(counts.items()))

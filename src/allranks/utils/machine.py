@@ -98,17 +98,17 @@ def _nvidia_gpus() -> list[Gpu]:
     answer = _nvidia_smi(f"--query-gpu={fields}", "--format=csv,noheader,nounits")
     rows = [[part.strip() for part in line.split(",")] for line in answer.splitlines() if line.count(",") >= 4]
     instances = _mig_instances(_nvidia_smi("-L")) if any(mig == "Enabled" for *_, mig in rows) else {}
-    asked = os.environ.get("CUDA_VISIBLE_DEVICES")
-    wanted = None if asked is None else [word.strip() for word in asked.split(",") if word.strip()]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    wanted = None if visible is None else [word.strip() for word in visible.split(",") if word.strip()]
     gpus: list[Gpu] = []
     for index, uuid, name, memory, *_ in rows:
         whole = wanted is None or index in wanted or any(uuid.startswith(word) for word in wanted)
-        found = instances.get(index)
-        if found is None:
+        parts = instances.get(index)
+        if parts is None:
             mebibytes = int(memory) if memory.isdigit() else 0
             gpus += [Gpu(index=int(index), name=name, memory_bytes=mebibytes * 2**20)] * whole
             continue
-        for own, profile in found:
+        for own, profile in parts:
             if whole or any(own.startswith(word) for word in wanted or ()):
                 gpus.append(Gpu(index=int(index), name=f"{name}{MIG}{profile}", memory_bytes=_profile_bytes(profile)))
     return gpus
@@ -125,14 +125,14 @@ def _nvidia_smi(*words: str) -> str:
 
 def _mig_instances(text: str) -> dict[str, list[tuple[str, str]]]:
     """Return UUID and profile (``3g.20gb``) of each MIG instance by the index of its GPU, from ``nvidia-smi -L``."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    instances: dict[str, list[tuple[str, str]]] = {}
     gpu = ""
     for line in text.splitlines():
         if head := re.match(r"GPU (\d+):", line):
             gpu = head[1]
         elif part := re.match(r"\s+MIG (\S+)\s+Device\s+\d+: \(UUID: (MIG-[^)]+)\)", line):
-            found.setdefault(gpu, []).append((part[2], part[1]))
-    return found
+            instances.setdefault(gpu, []).append((part[2], part[1]))
+    return instances
 
 
 def _profile_bytes(profile: str) -> int:
@@ -143,7 +143,7 @@ def _profile_bytes(profile: str) -> int:
 
 def amd_gpus(nodes: Path = KFD_NODES, devices: Path = Path("/dev/dri")) -> list[Gpu]:
     """Return the AMD GPUs that this process may use, as the kernel driver (KFD) lists them."""
-    found: list[tuple[str, str, int]] = []
+    gpus: list[tuple[str, str, int]] = []
     for node in sorted((p for p in _entries(nodes) if p.name.isdigit()), key=lambda p: int(p.name)):
         facts = dict(line.split(maxsplit=1) for line in _text(node / "properties").splitlines() if " " in line)
         if int(facts.get("simd_count", 0)) and _opens(devices / f"renderD{facts.get('drm_render_minor', '')}"):
@@ -154,13 +154,13 @@ def amd_gpus(nodes: Path = KFD_NODES, devices: Path = Path("/dev/dri")) -> list[
                 re.search(r"^size_in_bytes (\d+)", _text(b / "properties"), re.M) for b in _entries(node / "mem_banks")
             ]
             uuid = f"GPU-{int(facts.get('unique_id', 0)):016x}"
-            found.append((uuid, name, max((int(size[1]) for size in banks if size), default=0)))
+            gpus.append((uuid, name, max((int(size[1]) for size in banks if size), default=0)))
     rocr, hip, cuda = (os.environ.get(name) for name in AMD_FILTERS)
     for words in (rocr, hip if hip is not None else cuda):
         if words is not None:
             wanted = [word.strip() for word in words.split(",")]
-            found = [gpu for place, gpu in enumerate(found) if str(place) in wanted or gpu[0] in wanted]
-    return [Gpu(index=i, name=name, memory_bytes=size) for i, (_, name, size) in enumerate(found)]
+            gpus = [gpu for place, gpu in enumerate(gpus) if str(place) in wanted or gpu[0] in wanted]
+    return [Gpu(index=i, name=name, memory_bytes=size) for i, (_, name, size) in enumerate(gpus)]
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -188,8 +188,8 @@ def _opens(device: Path) -> bool:
 
 def memory_bytes() -> int:
     """Return the size of the host's memory."""
-    if found := re.search(r"^MemTotal:\s+(\d+) kB", _text(Path("/proc/meminfo")), re.MULTILINE):
-        return int(found[1]) << 10
+    if match := re.search(r"^MemTotal:\s+(\d+) kB", _text(Path("/proc/meminfo")), re.MULTILINE):
+        return int(match[1]) << 10
     import psutil  # takes long to import
 
     return psutil.virtual_memory().total
@@ -215,8 +215,8 @@ def oom_kills() -> int | None:
         text = Path("/proc/vmstat").read_text()
     except OSError:
         return None
-    found = next((line for line in text.splitlines() if line.startswith("oom_kill ")), "")
-    return int(found.split()[1]) if found else None
+    kills = next((line for line in text.splitlines() if line.startswith("oom_kill ")), "")
+    return int(kills.split()[1]) if kills else None
 
 
 @contextmanager

@@ -31,14 +31,14 @@ class PluginRegistry(MutableMapping[str, T], Generic[T]):
             for point in sorted(entry_points(group=self._group), key=lambda point: point.name):
                 package = point.dist.name if point.dist is not None else point.module
                 try:
-                    found = point.load()
-                    if not isinstance(found, self._kind):
+                    plugin = point.load()
+                    if not isinstance(plugin, self._kind):
                         raise TypeError(f"{point.value} is no {self._kind.__name__}")
                 except Exception as error:  # noqa: BLE001 - code of other people
                     first = (str(error).splitlines() or [""])[0]
                     self._problems[point.name] = f"package {package}: {type(error).__name__}: {first}"
                 else:
-                    self._installed[point.name] = found
+                    self._installed[point.name] = plugin
         return self._installed
 
     def problem_of(self, name: str) -> str | None:

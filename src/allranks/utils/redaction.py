@@ -343,12 +343,12 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
     Hides ``VALUE`` in ``--api-key VALUE``, ``--api-key=VALUE`` and ``cluster.env.API_KEY=VALUE``, the password of
     ``-u USER:PASSWORD``, and any argument that contains a secret by its form.
     """
-    found: list[str] = []
+    words: list[str] = []
     option = ""
     for argument in arguments:
-        found.append(_argument(option, argument))
+        words.append(_argument(option, argument))
         option = argument if argument.startswith("-") and "=" not in argument else ""
-    return found
+    return words
 
 
 def _argument(option: str, argument: str) -> str:

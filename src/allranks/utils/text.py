@@ -53,8 +53,8 @@ def finite_float(value: Any) -> float | None:
 
 def finite_int(value: Any) -> int | None:
     """Return an integer, or None for anything else."""
-    found = finite_float(value)
-    return int(found) if found is not None and abs(found) < 2**63 else None
+    number = finite_float(value)
+    return int(number) if number is not None and abs(number) < 2**63 else None
 
 
 def as_dicts(value: Any) -> list[dict[str, Any]]:
@@ -67,13 +67,13 @@ R = TypeVar("R")
 
 def as_records(value: Any, record: type[R]) -> list[R]:
     """Return the items of a list that have the form of a record; damaged ones are left out."""
-    found = []
+    parts = []
     for item in as_dicts(value):
         try:
-            found.append(msgspec.convert(item, record))
+            parts.append(msgspec.convert(item, record))
         except msgspec.ValidationError:
             continue
-    return found
+    return parts
 
 
 def as_list(value: Any) -> list[Any]:
@@ -88,20 +88,20 @@ def as_dict(value: Any) -> dict[str, Any]:
 
 def format_count(value: Any) -> str:
     """Format 40572 as 40,572."""
-    found = finite_int(value)
-    return NO_VALUE if found is None else f"{found:,}"
+    number = finite_int(value)
+    return NO_VALUE if number is None else f"{number:,}"
 
 
 def format_short_count(value: Any) -> str:
     """Format 5198080 as 5.20 M."""
-    found = finite_float(value)
-    if found is None:
+    number = finite_float(value)
+    if number is None:
         return NO_VALUE
     for unit in ("", " k", " M", " B"):
-        if abs(found) < 1000:
-            return f"{found:.0f}" if not unit else f"{found:.3g}{unit}"
-        found /= 1000
-    return f"{found:,.3g} T"
+        if abs(number) < 1000:
+            return f"{number:.0f}" if not unit else f"{number:.3g}{unit}"
+        number /= 1000
+    return f"{number:,.3g} T"
 
 
 BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -120,16 +120,16 @@ def format_bytes(value: Any, digits: int | None = None) -> str:
     Args:
         digits: number of significant digits; None: one decimal below 100.
     """
-    found = finite_float(value)
-    if found is None:
+    number = finite_float(value)
+    if number is None:
         return NO_VALUE
-    divisor, unit = byte_unit(found)
-    found /= divisor
+    divisor, unit = byte_unit(number)
+    number /= divisor
     if digits is not None:
-        return f"{found:.{digits}g} {unit}"
+        return f"{number:.{digits}g} {unit}"
     if unit == "TiB":
-        return f"{found:,.1f} TiB"
-    return f"{found:.0f} {unit}" if unit == "B" or found >= 100 else f"{found:.1f} {unit}"
+        return f"{number:,.1f} TiB"
+    return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.1f} {unit}"
 
 
 def format_bytes_decimal(count: int) -> str:
@@ -145,14 +145,14 @@ def format_bytes_word(count: int) -> str:
 
 def format_duration(value: Any) -> str:
     """Format 0.0313 as 31.3 ms, 3720 as 1 h 02 min."""
-    found = finite_float(value)
-    if found is None:
+    number = finite_float(value)
+    if number is None:
         return NO_VALUE
-    if found < 0.9995:
-        return f"{found * 1000:.3g} ms" if found else "0 s"
-    if found < 59.95:
-        return f"{found:.2f} s" if found < 9.995 else f"{found:.1f} s"
-    minutes, seconds = divmod(round(found), 60)
+    if number < 0.9995:
+        return f"{number * 1000:.3g} ms" if number else "0 s"
+    if number < 59.95:
+        return f"{number:.2f} s" if number < 9.995 else f"{number:.1f} s"
+    minutes, seconds = divmod(round(number), 60)
     if minutes < 60:
         return f"{minutes} min {seconds:02d} s" if seconds else f"{minutes} min"
     return f"{minutes // 60:,} h {minutes % 60:02d} min"
@@ -160,43 +160,43 @@ def format_duration(value: Any) -> str:
 
 def format_loss(value: Any) -> str:
     """Format a loss with four significant digits."""
-    found = finite_float(value)
-    if found is None:
+    number = finite_float(value)
+    if number is None:
         return NO_VALUE
-    if found != 0 and abs(found) < 0.001:
-        return f"{found:.1e}"
-    if abs(found) >= 1e6:
-        return f"{found:.2e}"
-    return f"{found:.3f}" if abs(found) < 10 else f"{found:,.1f}"
+    if number != 0 and abs(number) < 0.001:
+        return f"{number:.1e}"
+    if abs(number) >= 1e6:
+        return f"{number:.2e}"
+    return f"{number:.3f}" if abs(number) < 10 else f"{number:,.1f}"
 
 
 def format_percent(value: Any, digits: int = 1) -> str:
     """Format 0.123 as 12.3 %."""
-    found = finite_float(value)
-    return NO_VALUE if found is None else f"{found * 100:.{digits}f} %"
+    number = finite_float(value)
+    return NO_VALUE if number is None else f"{number * 100:.{digits}f} %"
 
 
 def format_rate(value: Any) -> str:
     """Format a rate with a suitable number of digits."""
-    found = finite_float(value)
-    if found is None:
+    number = finite_float(value)
+    if number is None:
         return NO_VALUE
-    return f"{found:,.0f}" if abs(found) >= 100 else f"{found:.3g}"
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
 def format_perplexity(value: Any) -> str:
     """Format a perplexity with decimals only where they matter: 2.80, 84.1, 1,445."""
-    found = finite_float(value)
-    return f"{found:.2f}" if found is not None and abs(found) < 10 else format_rate(value)
+    number = finite_float(value)
+    return f"{number:.2f}" if number is not None and abs(number) < 10 else format_rate(value)
 
 
 def format_timestamp(value: Any) -> str:
     """Format seconds since the epoch as local date and time."""
-    found = finite_float(value)
-    if found is None:
+    number = finite_float(value)
+    if number is None:
         return NO_VALUE
     try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found))
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(number))
     except (ValueError, OverflowError, OSError):
         return NO_VALUE
 

@@ -52,15 +52,15 @@ def kill_rank(box: Box, _node: str, arguments: Mapping[str, str]) -> dict[str, s
     number = getattr(signal, f"SIG{name}", None)
     if not isinstance(number, signal.Signals):
         raise RequestError(f"--signal {name}: no such signal. Use KILL, TERM, STOP, CONT, USR1 or the like.")
-    found = find_rank(box, rank, job)
+    processes_of_rank = find_rank(box, rank, job)
     where = f" of job {job}" if job else ""
-    if not found:
+    if not processes_of_rank:
         raise RequestError(f"No process of rank {rank}{where} runs on the nodes. See: allranks cluster exec -- squeue.")
-    jobs = {owner for owner, _ in found.values()}
+    jobs = {owner for owner, _ in processes_of_rank.values()}
     if len(jobs) > 1:
         raise RequestError(f"Rank {rank} runs in several jobs: {', '.join(sorted(jobs))}. Select one with --job.")
-    processes.kill(found, number)
-    return {"rank": rank, "nodes": ",".join(sorted({node for _, node in found.values()})), "signal": name}
+    processes.kill(processes_of_rank, number)
+    return {"rank": rank, "nodes": ",".join(sorted({node for _, node in processes_of_rank.values()})), "signal": name}
 
 
 def find_rank(box: Box, rank: str, job: str = "") -> dict[int, tuple[str, str]]:
@@ -191,10 +191,10 @@ def remove_rate_limit(box: Box, record: FaultRecord) -> None:
 
 def bits_per_s(rate: str) -> int:
     """Parse a rate such as 10mbit."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
-    if found is None or float(found[1]) <= 0:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
+    if match is None or float(match[1]) <= 0:
         raise RequestError(f"--rate {rate}: give a number and a unit, such as 500kbit, 10mbit or 1gbit.")
-    return int(float(found[1]) * _UNITS[found[2]])
+    return int(float(match[1]) * _UNITS[match[2]])
 
 
 def _node_plan(box: Box, node: str) -> NodePlan:

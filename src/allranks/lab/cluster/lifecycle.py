@@ -154,9 +154,9 @@ def down(name: str) -> bool:
     folder = BoxPaths(state_root() / check_name(name))
     with _exclusive_lock():
         _refuse_inside(load_box(folder.path))
-        found = folder.path.exists()
+        existed = folder.path.exists()
         _remove_box(folder)
-    return found
+    return existed
 
 
 def _remove_box(folder: BoxPaths) -> None:

@@ -208,11 +208,11 @@ def require_node(name: str, names: Iterable[str], where: str) -> str:
     return name
 
 
-def free_network(used: Iterable[Network], asked: str | None = None) -> Network:
+def free_network(used: Iterable[Network], requested: str | None = None) -> Network:
     """Return the requested range, or the first candidate that no address and no route of this machine overlaps."""
     taken = [network for network in used if network.prefixlen > 0]
-    if asked is not None:
-        return _requested_network(asked, taken)
+    if requested is not None:
+        return _requested_network(requested, taken)
     for text in CANDIDATES:
         network = Network(text)
         if not any(network.overlaps(other) for other in taken):
@@ -223,16 +223,16 @@ def free_network(used: Iterable[Network], asked: str | None = None) -> Network:
     )
 
 
-def _requested_network(asked: str, taken: list[Network]) -> Network:
+def _requested_network(requested: str, taken: list[Network]) -> Network:
     try:
-        network = Network(asked)
+        network = Network(requested)
     except ValueError as error:
-        raise RequestError(f"--network {asked}: {error}. Give a range such as 10.77.0.0/24.") from None
+        raise RequestError(f"--network {requested}: {error}. Give a range such as 10.77.0.0/24.") from None
     if not network.is_private or network.prefixlen > 27:
-        raise RequestError(f"--network {asked}: give a private range of /27 or larger, such as 10.77.0.0/24.")
+        raise RequestError(f"--network {requested}: give a private range of /27 or larger, such as 10.77.0.0/24.")
     clash = next((other for other in taken if network.overlaps(other)), None)
     if clash is not None:
-        raise RequestError(f"--network {asked}: this machine already uses {clash}. Omit it to find a free range.")
+        raise RequestError(f"--network {requested}: this machine already uses {clash}. Omit it to find a free range.")
     return network
 
 

@@ -179,13 +179,13 @@ def status(pid: int) -> dict[str, str]:
 
 def init_processes(identity: str) -> dict[str, int]:
     """Return the first process of the login node and of each node, as pids of this process's namespace."""
-    found: dict[str, int] = {}
+    parents: dict[str, int] = {}
     for pid in all_pids():
         mark = environment(pid).get(INIT_VARIABLE, "")
         box, _, name = mark.rpartition(":")
         if box == identity and _is_first(status(pid)):
-            found[name] = pid
-    return found
+            parents[name] = pid
+    return parents
 
 
 def _is_first(fields: dict[str, str]) -> bool:

@@ -73,10 +73,10 @@ def _check_rights() -> None:
 def slurm_version() -> tuple[int, int]:
     """Return year and month of the installed Slurm."""
     text = check_output([find_program("slurmctld"), "-V"])
-    found = re.search(r"(\d+)\.(\d+)", text)
-    if found is None:
+    version = re.search(r"(\d+)\.(\d+)", text)
+    if version is None:
         raise EnvironmentNotAble(f"'slurmctld -V' did not print a version: {last_lines(text)}")
-    return int(found[1]), int(found[2])
+    return int(version[1]), int(version[2])
 
 
 def this_machine() -> Machine:

@@ -41,11 +41,11 @@ def select_tests(names: Sequence[str]) -> list[SmokeTest]:
     """
     if "all" in names:
         return list(TESTS)
-    found = []
+    tests = []
     for name in names:
         matches = [t for t in TESTS if t.name == name] or [t for t in TESTS if t.name.startswith(name)]
         if len(matches) != 1:
             hint = did_you_mean(name, [t.name for t in TESTS], 0.4, "{}")
             raise SpecError(f"smoke: unknown test {name!r}{hint} (known: {', '.join(t.name for t in TESTS)})")
-        found += matches
-    return [t for t in TESTS if t in found]
+        tests += matches
+    return [t for t in TESTS if t in tests]

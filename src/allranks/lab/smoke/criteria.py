@@ -62,8 +62,8 @@ def own_gpu(e: Evidence) -> Measured:
 def versions(e: Evidence) -> Measured:
     """Check that all ranks import one version of torch."""
     models = e.every("model")
-    found = sorted({str(m["torch"]) for m in models.values()})
-    return Measured(len(found) == 1, f"{', '.join(found)} on {len(models)} of {len(e.ranks)} ranks")
+    versions = sorted({str(m["torch"]) for m in models.values()})
+    return Measured(len(versions) == 1, f"{', '.join(versions)} on {len(models)} of {len(e.ranks)} ranks")
 
 
 @criterion("world", "Ranks form one group", "{ranks} in one group")
@@ -158,28 +158,28 @@ def zero_stage_1(e: Evidence) -> Measured:
     held = [end["state_elements"] for end in e.every("end").values()]
     if not e.engine:
         raise NotReached
-    found = e.engine.get("zero_optimization", {}).get("stage")
+    stage = e.engine.get("zero_optimization", {}).get("stage")
     total = e.last("model")[0]["parameters_trained"]
     share = max(held) / total
-    ok = found == 1 and sum(held) == total and share < 1.05 / len(e.ranks)
-    return Measured(ok, f"stage {found}; at most {share:.3f} per rank")
+    ok = stage == 1 and sum(held) == total and share < 1.05 / len(e.ranks)
+    return Measured(ok, f"stage {stage}; at most {share:.3f} per rank")
 
 
 @criterion("engine", "DeepSpeed's engine created", "DeepSpeed's engine on {ranks}")
 def engine(e: Evidence) -> Measured:
     """Check that DeepSpeed's engine was created on every rank."""
-    found = e.every("engine")
-    names = sorted({f"{x['engine']} {x['version']}" for x in found.values()})
-    return Measured(len(names) == 1, f"{', '.join(names)} on {len(found)}")
+    engines = e.every("engine")
+    names = sorted({f"{x['engine']} {x['version']}" for x in engines.values()})
+    return Measured(len(names) == 1, f"{', '.join(names)} on {len(engines)}")
 
 
 @criterion("bf16", "bfloat16 enabled and working", "weights bfloat16, inputs bfloat16")
 def bf16(e: Evidence) -> Measured:
     """Check that weights and inputs are bfloat16."""
-    if not (found := e.last("batch")):
+    if not (batches := e.last("batch")):
         raise NotReached
-    weights = sorted({w for b in found.values() for w in b["weights"]})
-    inputs = sorted({b["dtype"] for b in found.values()})
+    weights = sorted({w for b in batches.values() for w in b["weights"]})
+    inputs = sorted({b["dtype"] for b in batches.values()})
     wanted = ["bfloat16"]
     why = "" if inputs == wanted else "layers need inputs with the dtype of their weights"
     return Measured(weights == wanted == inputs, f"weights {', '.join(weights)}, inputs {', '.join(inputs)}", why)
@@ -193,11 +193,11 @@ def fused_adam(e: Evidence) -> Measured:
         raise NotTestable("FusedAdam is a CUDA kernel; here torch's AdamW runs inside DeepSpeed")
     if e.engine and "optimizer" not in e.engine:
         raise NotTestable("no nvcc was found to compile it: torch's fused AdamW runs inside DeepSpeed")
-    found = e.last("engine").get(0, {})
-    if "optimizer" not in found:
+    engine = e.last("engine").get(0, {})
+    if "optimizer" not in engine:
         raise NotReached
     return Measured(
-        found["optimizer"] == "FusedAdam", f"{found['optimizer']}, started in {found['initialize_s']:.1f} s"
+        engine["optimizer"] == "FusedAdam", f"{engine['optimizer']}, started in {engine['initialize_s']:.1f} s"
     )
 
 
@@ -321,9 +321,9 @@ def batch_product(e: Evidence) -> Measured:
 @criterion("race", "Rows prepared once, without a race", "built by at most one rank, read by all")
 def prepared_once(e: Evidence) -> Measured:
     """Check that one rank per cache builds the data, and the others wait for it or find it: no race."""
-    found = e.every("data").values()
-    built = sum(d["how"] in ("built", "rebuilt") for d in found)
-    return Measured(built <= 1, f"{built} built, {len(found) - built} read")
+    events = e.every("data").values()
+    built = sum(d["how"] in ("built", "rebuilt") for d in events)
+    return Measured(built <= 1, f"{built} built, {len(events) - built} read")
 
 
 @criterion("metrics", "Throughput written", "tokens_per_s in metrics.json")
@@ -432,8 +432,8 @@ def rank_banners(e: Evidence) -> Measured:
     size = len(e.ranks)
     if not e.heads:
         raise NotReached
-    found = [r for r, text in e.heads.items() if f"[RANK {r}] WORLD_SIZE={size} " in text]
-    return Measured(len(found) == size, f"{len(found)} ranks print it")
+    ranks = [r for r, text in e.heads.items() if f"[RANK {r}] WORLD_SIZE={size} " in text]
+    return Measured(len(ranks) == size, f"{len(ranks)} ranks print it")
 
 
 ARTIFACTS = ("config.json", "model.safetensors", "tokenizer.json")

@@ -73,8 +73,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     def events(self, kind: str, *, again: bool = False) -> dict[int, list[Event]]:
         """Return the events of a kind by rank, without ranks that have none."""
         story = self.again if again else self.first
-        found = {rank: [e for e in events if e["event"] == kind] for rank, events in story.items()}
-        return {rank: events for rank, events in found.items() if events}
+        by_rank = {rank: [e for e in events if e["event"] == kind] for rank, events in story.items()}
+        return {rank: events for rank, events in by_rank.items() if events}
 
     def last(self, kind: str, *, again: bool = False) -> dict[int, Event]:
         """Return the last event of a kind by rank."""
@@ -82,10 +82,10 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     def every(self, kind: str) -> dict[int, Event]:
         """Return the last event of a kind of every rank; raise `NotReached` if a rank has none."""
-        found = self.last(kind)
-        if len(found) < len(self.ranks):
+        events = self.last(kind)
+        if len(events) < len(self.ranks):
             raise NotReached
-        return found
+        return events
 
     def in_phase(self, name: str) -> list[int]:
         """Return the ranks that have reached a phase."""
@@ -315,13 +315,13 @@ def evaluate_criteria(criteria: tuple[Criterion, ...], evidence: Evidence) -> li
     If a run ended early and no failed criterion explains it, the first criterion that was not reached fails with the
     run's message; later ones stay undecided.
     """
-    found = [_evaluate(criterion, evidence) for criterion in criteria]
-    left = [i for i, result in enumerate(found) if result.state == NOT_REACHED]
-    if evidence.message and left and not any(result.state == FAILED for result in found):
+    results = [_evaluate(criterion, evidence) for criterion in criteria]
+    left = [i for i, result in enumerate(results) if result.state == NOT_REACHED]
+    if evidence.message and left and not any(result.state == FAILED for result in results):
         first = min(left, key=lambda i: (criteria[i].late, i))
         early = {"state": FAILED, "measured": "the run ended early", "why": evidence.message}
-        found[first] = msgspec.structs.replace(found[first], **early)
-    return found
+        results[first] = msgspec.structs.replace(results[first], **early)
+    return results
 
 
 def _evaluate(criterion: Criterion, evidence: Evidence) -> CriterionResult:

@@ -55,14 +55,14 @@ def placement_of(
     return Placement(machine=machine, place=place, scale=scale, nodes=test.nodes, ranks=ranks, gpu=on_gpu)
 
 
-def world_size_note(test: SmokeTest, asked: Placement) -> list[str]:
+def world_size_note(test: SmokeTest, placement: Placement) -> list[str]:
     """Return a sentence if there are fewer ranks than in the notes."""
     wanted = test.nodes * test.ranks
-    if asked.world == wanted:
+    if placement.world == wanted:
         return []
-    why = "no GPU here" if not asked.gpu else f"{len(asked.machine.gpus)} GPUs here"
+    why = "no GPU here" if not placement.gpu else f"{len(placement.machine.gpus)} GPUs here"
     return [
-        f"{asked.world} rank{'s' * (asked.world > 1)} on {asked.nodes} node{'s' * (asked.nodes > 1)} instead of "
+        f"{placement.world} rank{'s' * (placement.world > 1)} on {placement.nodes} node{'s' * (placement.nodes > 1)} instead of "
         f"{wanted} on {test.nodes}; {why}"
     ]
 
@@ -144,9 +144,9 @@ class SmokeOptions(msgspec.Struct, frozen=True, kw_only=True):
     def gpu(self, machine: MachineFacts) -> bool:
         """Return whether ranks use GPUs: those of this machine; under Slurm unless the device is set to CPU; never in
         the box."""
-        told = [s.partition("=")[2].strip() for s in self.sets if s.startswith("cluster.device=")]
-        if told:
-            return told[-1] == "cuda"
+        devices = [s.partition("=")[2].strip() for s in self.sets if s.startswith("cluster.device=")]
+        if devices:
+            return devices[-1] == "cuda"
         return self.place == "slurm" or (self.place == "local" and bool(machine.gpus))
 
 
@@ -156,13 +156,13 @@ def prepare_test(test: SmokeTest, wanted: SmokeOptions, machine: MachineFacts) -
     Raises:
         SpecError: a setting contradicts the test.
     """
-    asked = placement_of(test, wanted.place, wanted.scale, machine, gpu=wanted.gpu(machine))
-    if isinstance(asked, str):
-        return PreparedTest(test=test, spec=None, asked=None, scaled=[], unable=asked)
-    values, scaled = build_spec(test, asked)
+    placement = placement_of(test, wanted.place, wanted.scale, machine, gpu=wanted.gpu(machine))
+    if isinstance(placement, str):
+        return PreparedTest(test=test, spec=None, asked=None, scaled=[], unable=placement)
+    values, scaled = build_spec(test, placement)
     model = {"compile": False, **values.get("model", {})}  # short, and compared with figures of uncompiled runs
     spec = parse_spec({**values, "model": model, "run_root": wanted.run_root}, wanted.sets)
-    return PreparedTest(test=test, spec=spec, asked=asked, scaled=[*world_size_note(test, asked), *scaled])
+    return PreparedTest(test=test, spec=spec, asked=placement, scaled=[*world_size_note(test, placement), *scaled])
 
 
 def run_tests(
@@ -287,11 +287,13 @@ def _result(ready: PreparedTest, machine: MachineFacts, **known: Any) -> TestRes
 
 def _describe_test(ready: PreparedTest) -> str:
     """Return ranks, strategy and model in one line."""
-    spec, asked = ready.spec, ready.asked
-    if spec is None or asked is None or spec.model is None:
+    spec, placement = ready.spec, ready.asked
+    if spec is None or placement is None or spec.model is None:
         return ""
-    on = "GPUs" if asked.gpu else "CPU cores"
-    words = f"{asked.world} rank{'s' * (asked.world > 1)} on {asked.nodes} node{'s' * (asked.nodes > 1)}"
+    on = "GPUs" if placement.gpu else "CPU cores"
+    words = (
+        f"{placement.world} rank{'s' * (placement.world > 1)} on {placement.nodes} node{'s' * (placement.nodes > 1)}"
+    )
     return f"{words}, {spec.strategy.name}, {spec.model.name}, {spec.model.dtype}, on {on}"
 
 
@@ -316,13 +318,13 @@ def _transport_text(e: Evidence) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    figures = {}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            figures[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return figures
 
 
 def report_folder(results: SmokeReport, run_root: str | Path) -> Path:

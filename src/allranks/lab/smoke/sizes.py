@@ -24,16 +24,23 @@ TINY = {"width": 16, "rows": 4, "steps": 4}
 SPARE = 0.6  # of the memory; other programs need some
 
 
-def build_spec(test: SmokeTest, asked: Placement) -> tuple[dict[str, Any], list[str]]:
+def build_spec(test: SmokeTest, placement: Placement) -> tuple[dict[str, Any], list[str]]:
     """Return the test's spec for a place as plain values, and one sentence for each difference from the notes."""
-    spec = _merged(base_spec(asked, test.run), test.spec)
+    spec = _merged(base_spec(placement, test.run), test.spec)
     scaled: list[str] = []
     if test.mlp is not None:
-        spec, scaled = mlp_spec(asked, spec, **test.mlp)
-    tiny, full = asked.scale == "tiny", asked.gpu and asked.scale != "tiny"
-    nvcc = asked.gpu and has_nvcc()
-    holds = {"always": True, "gpu": asked.gpu, "cpu": not asked.gpu, "full": full, "small": not full, "tiny": tiny}
-    holds |= {"nvcc": nvcc, "no nvcc": asked.gpu and not nvcc}
+        spec, scaled = mlp_spec(placement, spec, **test.mlp)
+    tiny, full = placement.scale == "tiny", placement.gpu and placement.scale != "tiny"
+    nvcc = placement.gpu and has_nvcc()
+    holds = {
+        "always": True,
+        "gpu": placement.gpu,
+        "cpu": not placement.gpu,
+        "full": full,
+        "small": not full,
+        "tiny": tiny,
+    }
+    holds |= {"nvcc": nvcc, "no nvcc": placement.gpu and not nvcc}
     why = "requested by --scale tiny" if tiny else "no GPU"
     for variant in test.variants:
         if holds[variant["when"]]:
@@ -54,18 +61,18 @@ def has_nvcc() -> bool:
     return shutil.which("nvcc") is not None or (Path(home) / "bin" / "nvcc").is_file()
 
 
-def base_spec(asked: Placement, name: str) -> dict[str, Any]:
+def base_spec(placement: Placement, name: str) -> dict[str, Any]:
     """Return the common part of all tests: full checkpoints, final checks, and by default no evaluation."""
     cluster: dict[str, Any] = {
-        "launcher": "local" if asked.place == "local" else "slurm",
-        "nodes": asked.nodes,
-        "procs_per_node": asked.ranks,
+        "launcher": "local" if placement.place == "local" else "slurm",
+        "nodes": placement.nodes,
+        "procs_per_node": placement.ranks,
         "timeout_s": 600,
     }
-    if asked.gpu and asked.place != "local":
-        cluster["slurm"] = {"gpus_per_node": asked.ranks}
-    if not asked.gpu:
-        cluster |= {"device": "cpu", "env": {"OMP_NUM_THREADS": str(threads(asked))}}
+    if placement.gpu and placement.place != "local":
+        cluster["slurm"] = {"gpus_per_node": placement.ranks}
+    if not placement.gpu:
+        cluster |= {"device": "cpu", "env": {"OMP_NUM_THREADS": str(threads(placement))}}
     return {
         "name": f"smoke-{name}",
         "cluster": cluster,
@@ -74,26 +81,26 @@ def base_spec(asked: Placement, name: str) -> dict[str, Any]:
     }
 
 
-def threads(asked: Placement) -> int:
+def threads(placement: Placement) -> int:
     """Return a rank's share of the available cores."""
-    together = asked.world if asked.place == "cluster" else asked.ranks
-    return max(1, asked.machine.cpus // together)
+    together = placement.world if placement.place == "cluster" else placement.ranks
+    return max(1, placement.machine.cpus // together)
 
 
 def mlp_spec(
-    asked: Placement, base: dict[str, Any], width: int, layers: int, shape: str, rows: int, steps: int
+    placement: Placement, base: dict[str, Any], width: int, layers: int, shape: str, rows: int, steps: int
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the base with a perceptron on noise of the notes' size, or the largest half, quarter, ... of its width
     that fits."""
-    if asked.scale == "tiny":
+    if placement.scale == "tiny":
         chosen, rows_now, steps_now = TINY["width"], TINY["rows"], TINY["steps"]
         why = "requested by --scale tiny"
     else:
         chosen, rows_now, steps_now, why = width, rows, steps, ""
         while (
-            asked.scale == "fit"
+            placement.scale == "fit"
             and chosen > 64
-            and (reason := _too_much(asked, base, chosen, layers, shape, rows, steps))
+            and (reason := _too_much(placement, base, chosen, layers, shape, rows, steps))
         ):
             chosen, why = chosen // 2, reason
     spec = _with_mlp(base, chosen, layers, shape, rows_now, steps_now)
@@ -124,25 +131,23 @@ def _with_mlp(base: dict[str, Any], width: int, layers: int, shape: str, rows: i
 
 
 def _too_much(
-    asked: Placement, base: dict[str, Any], width: int, layers: int, shape: str, rows: int, steps: int
+    placement: Placement, base: dict[str, Any], width: int, layers: int, shape: str, rows: int, steps: int
 ) -> str:
     """Return why a size does not fit; empty if it does. Unknown limits of other machines count as sufficient."""
     spec = parse_spec(_with_mlp(base, width, layers, shape, rows, steps))
-    if asked.place == "cluster":  # all its nodes run on this machine
-        each = asked.machine.memory_bytes * SPARE / asked.world / (1 << 30)
+    if placement.place == "cluster":  # all its nodes run on this machine
+        each = placement.machine.memory_bytes * SPARE / placement.world / (1 << 30)
         spec = parse_spec(_with_mlp(_limited(base, each), width, layers, shape, rows, steps))
-    found = memory.fit(spec, memory.make_plan(spec, asked.machine), asked.machine)
-    limit = found.capacity.bytes
-    room = limit * (SPARE if asked.place == "local" and not asked.gpu else 1.0) if limit else None
-    if found.verdict == TOO_LARGE or (room is not None and found.needed_bytes > room):
-        return (
-            f"{width} would need {found.needed_bytes / 2**30:.1f} GiB per rank, available {(room or 0) / 2**30:.1f} GiB"
-        )
-    if asked.gpu or asked.place == "slurm":
+    estimate = memory.fit(spec, memory.make_plan(spec, placement.machine), placement.machine)
+    limit = estimate.capacity.bytes
+    room = limit * (SPARE if placement.place == "local" and not placement.gpu else 1.0) if limit else None
+    if estimate.verdict == TOO_LARGE or (room is not None and estimate.needed_bytes > room):
+        return f"{width} would need {estimate.needed_bytes / 2**30:.1f} GiB per rank, available {(room or 0) / 2**30:.1f} GiB"
+    if placement.gpu or placement.place == "slurm":
         return ""
     parameters = mlp_shape(f"mlp:{width}x{layers}", {"shape": shape}).parameters
-    together = asked.world if asked.place == "cluster" else asked.ranks
-    cores = min(1.0, asked.machine.cpus / together) * threads(asked)
+    together = placement.world if placement.place == "cluster" else placement.ranks
+    cores = min(1.0, placement.machine.cpus / together) * threads(placement)
     seconds = 6 * parameters * rows * steps / (CPU_FLOPS * cores)
     return f"{steps} steps of {width} would take about {seconds:.0f} s on these cores" if seconds > CPU_BUDGET_S else ""
 

@@ -37,7 +37,7 @@ def imported_packages(script: Path, folders: list[Path]) -> dict[str, str]:
     which ``if __name__ == "__main__"`` begins, too. Modules in `folders`, where Python looks first, are read instead of
     being returned, unless a package there lacks the submodule. A file that cannot be read or parsed imports nothing.
     """
-    found: dict[str, str] = {}
+    imports: dict[str, str] = {}
     left, seen = [script], {script}
     while left and len(seen) < MAX_FILES:
         path = left.pop(0)
@@ -48,13 +48,13 @@ def imported_packages(script: Path, folders: list[Path]) -> dict[str, str]:
             modules = (*_packages_of(name), name)
             files = [next((f for folder in folders for f in _files_of(folder, one)), None) for one in modules]
             if files[0] is None:
-                found.setdefault(top, place)
+                imports.setdefault(top, place)
             if name != top and files[-1] is None and not any(adds_modules(str(file)) for file in files if file):
-                found.setdefault(name, place)
+                imports.setdefault(name, place)
             more = [file for file in files if file is not None and file.suffix == ".py" and file not in seen]
             seen.update(more)
             left += more
-    return found
+    return imports
 
 
 def source_problem(script: ScriptSpec, path: Path, *, same_python: bool = True) -> str | None:
@@ -83,17 +83,17 @@ def source_problem(script: ScriptSpec, path: Path, *, same_python: bool = True) 
         place = f"line {error.lineno}: " if isinstance(error, SyntaxError) and error.lineno else ""
         what = error.msg if isinstance(error, SyntaxError) else str(error)
         return f"{key}: {place}{what}; Python {sys.version_info[0]}.{sys.version_info[1]} cannot read this program"
-    found = _relative_import(module)
-    if found is None or "." in (script.module or "") or (script.path is None and path.name == "__main__.py"):
+    relative = _relative_import(module)
+    if relative is None or "." in (script.module or "") or (script.path is None and path.name == "__main__.py"):
         return None
     folder = path.parent
-    for _ in range(found.level):
+    for _ in range(relative.level):
         folder = folder.parent
     while (folder / "__init__.py").is_file():
         folder = folder.parent
     package = ".".join(path.relative_to(folder).with_suffix("").parts)
     return (
-        f"{key}: line {found.lineno}: a relative import fails here, because the program is started as a file, not as "
+        f"{key}: line {relative.lineno}: a relative import fails here, because the program is started as a file, not as "
         f"part of a package; set script.module: {package} and script.workdir: {folder}"
     )
 
@@ -164,7 +164,7 @@ def _files_of(folder: Path, name: str) -> list[Path]:
         return []
 
 
-def ask(spec: RunSpec, here: Path, required: NodeRequirements) -> NodeRequirements:
+def ask(spec: RunSpec, folder_of_command: Path, required: NodeRequirements) -> NodeRequirements:
     """Add the packages of the program; none where only the node knows: in a container, or where shell lines and modules
     change its Python."""
     if spec.script is None or is_container(spec.cluster.python):
@@ -173,12 +173,12 @@ def ask(spec: RunSpec, here: Path, required: NodeRequirements) -> NodeRequiremen
     if script is None:  # a module among the installed packages, or one that only the nodes see
         return required
     variable = {**os.environ, **spec.cluster.env}.get("PYTHONPATH", "")
-    paths = [here / path for path in variable.split(os.pathsep)] if variable else []
+    paths = [folder_of_command / path for path in variable.split(os.pathsep)] if variable else []
     beside, folder = script.parent, working_directory(spec.script)
     first, other = (beside, folder) if spec.script.path is not None else (folder, beside)
-    found = imported_packages(script, [first, *paths])
-    hidden = {name: str(other) for name in found if "." not in name and _files_of(other, name)}
-    return msgspec.structs.replace(required, program=found, program_hidden=hidden, program_unknown=_why_unknown(spec))
+    imports = imported_packages(script, [first, *paths])
+    hidden = {name: str(other) for name in imports if "." not in name and _files_of(other, name)}
+    return msgspec.structs.replace(required, program=imports, program_hidden=hidden, program_unknown=_why_unknown(spec))
 
 
 def _why_unknown(spec: RunSpec) -> str:

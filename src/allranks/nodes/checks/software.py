@@ -215,14 +215,14 @@ def hub_names(spec: RunSpec) -> list[tuple[str, str, list[Path]]]:
         return []
     name, cache = spec.model.name, hub_cache(spec.cluster.cache or spec.cluster.env.get("HF_HOME"))
     local = name.startswith(("tiny:", "mlp:", "/", "./", "../", "~")) or Path(name).expanduser().is_dir()
-    found = [] if local else [("model.name", name, [cache / f"models--{name.replace('/', '--')}"])]
+    hub_names = [] if local else [("model.name", name, [cache / f"models--{name.replace('/', '--')}"])]
     for number, part in enumerate(parts_of(spec.data) if spec.data is not None else []):
         source = source_of(part)
         if not (source.startswith("builtin:") or looks_like_file(source)):
             key = key_of(spec.data, number) if spec.data is not None else "data.source"
             folders = [cache / f"datasets--{source.replace('/', '--')}", datasets_cache() / source.replace("/", "___")]
-            found.append((key, source, folders))
-    return found
+            hub_names.append((key, source, folders))
+    return hub_names
 
 
 def offline_variable(environment: Mapping[str, str]) -> str:
@@ -251,8 +251,8 @@ def _hub_address(environment: Mapping[str, str]) -> str:
     """Return host and port that a node connects to for the hub: of its proxy, if it has one."""
     base = environment.get("HF_ENDPOINT") or HUB
     proxy = next((v for n in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy") if (v := environment.get(n))), "")
-    found = urlsplit(proxy if "://" in proxy else f"http://{proxy}" if proxy else base)
-    return f"{found.hostname}:{found.port or (443 if found.scheme == 'https' else 80)}"
+    url = urlsplit(proxy if "://" in proxy else f"http://{proxy}" if proxy else base)
+    return f"{url.hostname}:{url.port or (443 if url.scheme == 'https' else 80)}"
 
 
 @each_node

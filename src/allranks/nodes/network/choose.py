@@ -85,13 +85,13 @@ def _preference(candidate: _Candidate, own: set[str]) -> tuple[int, int, int, in
 
 
 def _usable(probe: Probe, names: list[str] | None) -> list[Interface]:
-    found = []
+    interfaces = []
     for item in probe.interfaces:
         if not item.address or not item.up or item.loopback or item.address.startswith(("127.", "169.254.")):
             continue
         if item.name in names if names else not item.name.startswith(CONTAINER_PREFIXES):
-            found.append(item)
-    return found
+            interfaces.append(item)
+    return interfaces
 
 
 def _refuse_without_interface(
@@ -116,27 +116,27 @@ def _list_interfaces(items: Sequence[Interface]) -> str:
 
 
 def _candidates(usable: dict[str, list[Interface]]) -> list[_Candidate]:
-    found: dict[ipaddress.IPv4Network, dict[str, Interface]] = {}
+    by_network: dict[ipaddress.IPv4Network, dict[str, Interface]] = {}
     for host, items in usable.items():
         for item in sorted(items, key=lambda i: -(i.speed_mbit or 0)):
             network = ipaddress.IPv4Network(f"{item.address}/{item.prefix}", strict=False)
-            found.setdefault(network, {}).setdefault(host, item)
+            by_network.setdefault(network, {}).setdefault(host, item)
     distinct = {
         network: seats
-        for network, seats in found.items()
+        for network, seats in by_network.items()
         if len(seats) == 1 or max(Counter(item.address for item in seats.values()).values()) == 1
     }
     return [_Candidate(network=network, seats=seats) for network, seats in distinct.items()]
 
 
 def _nothing_common(usable: dict[str, list[Interface]]) -> str:
-    found = sorted(_candidates(usable), key=lambda c: (-len(c.seats), int(c.network.network_address)))
+    candidates = sorted(_candidates(usable), key=lambda c: (-len(c.seats), int(c.network.network_address)))
     cure = (
         "set the interfaces to use in cluster.rendezvous.interface, or exclude these nodes with cluster.slurm.exclude"
     )
-    if not found:
+    if not candidates:
         return f"the nodes have the same address on every network: {', '.join(usable)}; {cure}"
-    best = found[0]
+    best = candidates[0]
     left = [host for host in usable if host not in best.seats]
     shown = "; ".join(f"{host} has {_list_interfaces(usable[host])}" for host in left[:4])
     return (

@@ -46,7 +46,7 @@ def save_copy_test(run_root: Path, probe: Probe, failed: Sequence[str], tested: 
 
 def load_copy_tests(run_root: Path, probes: Sequence[Probe]) -> dict[str, list[str]]:
     """Return failed pairs by tested host; nodes with changed GPUs or driver count as untested."""
-    found = {}
+    failed_pairs = {}
     for probe in probes:
         raw = read_json(run_root / COPY_TESTS_FOLDER / f"{probe.host}.json")
         try:
@@ -55,8 +55,8 @@ def load_copy_tests(run_root: Path, probes: Sequence[Probe]) -> dict[str, list[s
             continue
         same = test.gpus == _gpu_names(probe) and test.driver == _driver_version(probe)
         if same and test.tested > 0 and time.time() - test.time < COPY_TEST_VALID_S:
-            found[probe.host] = test.failed
-    return found
+            failed_pairs[probe.host] = test.failed
+    return failed_pairs
 
 
 def _gpu_names(probe: Probe) -> list[str]:

@@ -62,9 +62,9 @@ def policy_for_nodes(
         for name, value in os.environ.items()
         if name.startswith(("NCCL_", "GLOO_")) and name not in planned and name not in job.user
     }
-    asked = msgspec.structs.replace(job, nodes=len(probes) or 1, user={**inherited, **job.user})
+    network_job = msgspec.structs.replace(job, nodes=len(probes) or 1, user={**inherited, **job.user})
     facts = facts_of_nodes(probes, network, load_copy_tests(run_root, probes))
-    policy = decide_network_policy(asked, facts)
+    policy = decide_network_policy(network_job, facts)
     shown = {name: "..." if holds_secret(name, value) else value for name, value in inherited.items()}
     notes = [
         f"{name}={value} comes from the environment of the starting process; it takes precedence over the policy"
@@ -83,11 +83,11 @@ def policy_for_this_machine(job: NetworkJob, host: str, run_root: Path) -> Netwo
 def this_machine_facts(host: str, run_root: Path, topology: Topology | None = None) -> NodeFacts:
     """Return facts of this machine's GPUs, with the result of an earlier copy test. `topology` avoids a query of the
     driver."""
-    asked = prober.Later(3 * prober.DRIVER_LIMIT_S, prober.graphics).get()[0] or {}
+    graphics = prober.Later(3 * prober.DRIVER_LIMIT_S, prober.graphics).get()[0] or {}
     raw = {"host": host, "nccl": prober.nccl_version(), "nccl_conf": prober.nccl_conf(), "gpu_pci": prober.gpu_pci()}
-    probe = msgspec.convert({**asked, **raw}, Probe)
-    found = node_facts(probe, None, load_copy_tests(run_root, [probe]).get(host))
-    return found if topology is None else msgspec.structs.replace(found, topology=topology, gpus=len(topology.gpus))
+    probe = msgspec.convert({**graphics, **raw}, Probe)
+    node = node_facts(probe, None, load_copy_tests(run_root, [probe]).get(host))
+    return node if topology is None else msgspec.structs.replace(node, topology=topology, gpus=len(topology.gpus))
 
 
 def facts_of_nodes(

@@ -39,14 +39,14 @@ class ConnectionRound(msgspec.Struct, frozen=True, kw_only=True):
 
     def links(self) -> Links:
         """Return the links of the nodes that answered."""
-        found: Links = {}
+        links: Links = {}
         for source, answer in self.answers.items():
             failed: dict[str, list[UnreachedPort]] = defaultdict(list)
             for item in answer.unreached:
                 failed[item.peer].append(msgspec.structs.replace(item, source=source))
             for target in self.targets.get(source, ()):
-                found[source, target] = failed[target]
-        return found
+                links[source, target] = failed[target]
+        return links
 
 
 class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,8 +133,8 @@ def second_round(hosts: Sequence[str], first: ConnectionRound, seed: str) -> dic
     Each suspect is tested with a few nodes with a failed link to it and the same number of healthy ones, in both
     directions. The latter are distributed: with many suspects, no healthy node is tested with all of them.
     """
-    asked = suspect_nodes(hosts, first)
-    if not asked:
+    suspects = suspect_nodes(hosts, first)
+    if not suspects:
         return {}
     draw = random.Random(seed)  # noqa: S311 - a sample, not a secret
     failed_with: dict[str, list[str]] = defaultdict(list)
@@ -142,14 +142,14 @@ def second_round(hosts: Sequence[str], first: ConnectionRound, seed: str) -> dic
         if failed:
             failed_with[source].append(target)
             failed_with[target].append(source)
-    doubted = set(asked)
+    doubted = set(suspects)
     pool = [host for host in hosts if host not in doubted]
-    if len(pool) < len(asked):
+    if len(pool) < len(suspects):
         pool = list(hosts)
     draw.shuffle(pool)
     place = 0
     pairs: set[Link] = set()
-    for host in asked:
+    for host in suspects:
         peers = list(dict.fromkeys(failed_with[host]))
         draw.shuffle(peers)
         chosen = peers[:RETRIED_PEERS]
@@ -212,8 +212,10 @@ def _merged(first: ConnectionRound, second: ConnectionRound) -> Links:
     before, after = first.links(), second.links()
     asked_again = {(source, target) for source, targets in second.targets.items() for target in targets}
     unconfirmed = {link for link, failed in before.items() if failed and link not in asked_again}
-    found = {link: failed for link, failed in before.items() if link not in unconfirmed}
+    confirmed = {link: failed for link, failed in before.items() if link not in unconfirmed}
     for link, failed in after.items():
         earlier = {item.port: item.tries for item in before.get(link, [])}
-        found[link] = [msgspec.structs.replace(item, tries=item.tries + earlier.get(item.port, 0)) for item in failed]
-    return found
+        confirmed[link] = [
+            msgspec.structs.replace(item, tries=item.tries + earlier.get(item.port, 0)) for item in failed
+        ]
+    return confirmed

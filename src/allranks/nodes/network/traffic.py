@@ -95,9 +95,9 @@ class NetworkLogParser:
         """Parse lines of a log; lines of other programs are skipped."""
         for line in lines:
             if "NCCL" in line:
-                found = _LINE.search(line)
-                if found:
-                    self._nccl(found["text"])
+                match = _LINE.search(line)
+                if match:
+                    self._nccl(match["text"])
             elif (
                 "connected peers" in line and (peers := _PEERS.search(line)) and int(peers["got"]) < int(peers["want"])
             ):
@@ -146,8 +146,8 @@ def _transport_name(kind: str, rest: str) -> str:
 
 def host_of_line(line: str) -> str | None:
     """Return the node in an NCCL line, if several nodes write to one stream."""
-    found = _LINE.search(line)
-    return found["host"] if found else None
+    match = _LINE.search(line)
+    return match["host"] if match else None
 
 
 NON_RDMA = ("Socket", "")
@@ -231,30 +231,30 @@ def _transport(wanted: ExpectedNetwork, item: ObservedNetwork) -> list[NetworkFi
 def _interface(wanted: ExpectedNetwork, item: ObservedNetwork) -> list[NetworkFinding]:
     if not wanted.interface:
         return []
-    found = []
+    findings = []
     other = sorted({*item.bootstrap, *item.sockets} - {wanted.interface})
     if other:
-        found.append(_bad_finding(item, f"NCCL uses the interface {', '.join(other)}, expected {wanted.interface}"))
+        findings.append(_bad_finding(item, f"NCCL uses the interface {', '.join(other)}, expected {wanted.interface}"))
     strange = sorted(set(item.connections) - {wanted.interface, "lo"})
     if strange:
         shown = ", ".join(f"{name} ({item.connections[name]})" for name in strange)
-        found.append(_bad_finding(item, f"connections between ranks go over {shown}, expected {wanted.interface}"))
-    return found
+        findings.append(_bad_finding(item, f"connections between ranks go over {shown}, expected {wanted.interface}"))
+    return findings
 
 
 def _gpu_findings(wanted: ExpectedNetwork, item: ObservedNetwork) -> list[NetworkFinding]:
-    found = []
+    findings = []
     if wanted.inside == "NVLink" and item.ways.get("SHM") and not item.ways.get("P2P"):
         text = "the GPUs are connected by NVLink, but NCCL uses host memory (SHM): peer-to-peer is disabled or refused"
-        found.append(_bad_finding(item, text))
+        findings.append(_bad_finding(item, text))
     rdma = [way for way in item.ways if way.startswith(("NET/IB", "NET/AWS"))]
     if rdma and not any(way.endswith("GDRDMA") for way in rdma):
         text = (
             "RDMA goes through host memory, without GPUDirect (nvidia-peermem or DMA-BUF is missing, or the network "
             "card is far from the GPU)"
         )
-        found.append(NetworkFinding(host=item.host, level="note", text=text))
-    return found
+        findings.append(NetworkFinding(host=item.host, level="note", text=text))
+    return findings
 
 
 def _node_differences(observed: Sequence[ObservedNetwork]) -> list[NetworkFinding]:
@@ -295,14 +295,14 @@ def outcome_metrics(outcome: NetworkOutcome | None) -> dict[str, Any] | None:
 
 def _recorded_connections(run: RunDir, attempt: int, policy: NetworkPolicy) -> dict[str, dict[str, Any]]:
     """Return the connections that each node's agent recorded, by the policy's name of the node."""
-    found: dict[str, dict[str, Any]] = {}
+    connections: dict[str, dict[str, Any]] = {}
     for path in run.logs_of(attempt).glob("*.connections.json"):
         facts = read_json(path)
         if not isinstance(facts, dict) or not isinstance(facts.get("names"), list):
             continue
         known = next((name for name in facts["names"] if policy.of(name)), None)
-        found[known or path.name.removesuffix(".connections.json")] = facts
-    return found
+        connections[known or path.name.removesuffix(".connections.json")] = facts
+    return connections
 
 
 def _nccl_lines(path: Path) -> Iterator[str]:

@@ -172,8 +172,12 @@ def compare_with_hardware(sweep: Sequence[CollectiveTime], limit: HardwareLimit 
     if limit is None:
         return f"{rate}; what the hardware gives is not known"
     share = large.bus_bytes_per_s / limit.bytes_per_s
-    told = f"{rate}, {share:.0%} of {format_rate(limit.bytes_per_s)} ({limit.what})"
-    return f"{told}: far below; see `allranks topo`, and the network that the ranks used" if share < LOW_SHARE else told
+    rate_text = f"{rate}, {share:.0%} of {format_rate(limit.bytes_per_s)} ({limit.what})"
+    return (
+        f"{rate_text}: far below; see `allranks topo`, and the network that the ranks used"
+        if share < LOW_SHARE
+        else rate_text
+    )
 
 
 def history_file(cache: Path, plan: LaunchPlan, probes: Sequence[Probe], policy: NetworkPolicy, procs: int) -> Path:
@@ -243,13 +247,13 @@ class CopyResult(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.host}: copies between {', '.join(self.failed)} hang or return wrong values; runs on this node "
                 "do not use peer-to-peer"
             )
-        told = f" ({self.error})" if self.error else ""
-        return f"{self.host}: {self.tested} copies between GPUs were correct{told}"
+        reason = f" ({self.error})" if self.error else ""
+        return f"{self.host}: {self.tested} copies between GPUs were correct{reason}"
 
 
-def run_copy_test(where: TargetNodes, found: PreflightResult, run_root: Path) -> list[CopyResult]:
+def run_copy_test(where: TargetNodes, preflight: PreflightResult, run_root: Path) -> list[CopyResult]:
     """Test copies between all pairs of GPUs of every node with several GPUs. Nodes without an answer have an error."""
-    probes = {probe.host: probe for probe in found.probes if len(probe.gpus) > 1}
+    probes = {probe.host: probe for probe in preflight.probes if len(probe.gpus) > 1}
     if not probes:
         return []
     argv = [
@@ -327,21 +331,21 @@ class CollectiveMeasurements(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_collectives(
-    where: TargetNodes, found: PreflightResult, plan: LaunchPlan, procs: int, policy: NetworkPolicy
+    where: TargetNodes, preflight: PreflightResult, plan: LaunchPlan, procs: int, policy: NetworkPolicy
 ) -> CollectiveMeasurements:
     """Start the program on all nodes, with each node's own environment, and wait for it.
 
     Raises:
         RunFailed: it ended without results; the message says how.
     """
-    hosts = [probe.host for probe in found.probes]
-    seats = found.network.seats if found.network else {}
+    hosts = [probe.host for probe in preflight.probes]
+    seats = preflight.network.seats if preflight.network else {}
     alone = not seats
     request = {
         "hosts": hosts,
         "environment": {host: _environment(policy, host) for host in hosts},
         "master": "127.0.0.1" if alone else seats[hosts[0]].address,
-        "port": found.port or unused_port(),
+        "port": preflight.port or unused_port(),
         "procs": procs,
         "backend": plan.backend,
         "bytes": PAIR_BYTES[plan.backend],
@@ -359,7 +363,7 @@ def measure_collectives(
             sweep = msgspec.convert(facts.get("sweep", []), list[CollectiveTime])
             return CollectiveMeasurements(
                 pairs=named,
-                outcome=_network_outcome(found, policy, lines, facts.get("connections", []), procs),
+                outcome=_network_outcome(preflight, policy, lines, facts.get("connections", []), procs),
                 sweep=[msgspec.structs.replace(one, ranks=len(hosts) * procs) for one in sweep],
                 rounds=tuple(facts.get("rounds", (0, 0))),
             )
@@ -373,11 +377,11 @@ def _environment(policy: NetworkPolicy, host: str) -> dict[str, str]:
 
 
 def _network_outcome(
-    found: PreflightResult, policy: NetworkPolicy, lines: list[str], seen: list[dict[str, int]], procs: int
+    preflight: PreflightResult, policy: NetworkPolicy, lines: list[str], seen: list[dict[str, int]], procs: int
 ) -> NetworkOutcome:
     """Compare NCCL's log and the connections of the ranks with the policy."""
     observed = []
-    for place, probe in enumerate(found.probes):
+    for place, probe in enumerate(preflight.probes):
         collector = NetworkLogParser(probe.host)
         names = {probe.host, probe.own_name, probe.own_name.partition(".")[0]}
         collector.take(line for line in lines if host_of_line(line) in names)
@@ -391,7 +395,7 @@ def _network_outcome(
 
 def slow_pairs(pairs: list[RankPair]) -> list[RankPair]:
     """Return pairs far below the others, slowest first. Pairs inside a node are only compared with each other."""
-    found: list[RankPair] = []
+    slow: list[RankPair] = []
     for inside in (True, False):
         alike = [pair for pair in pairs if (pair.host_a == pair.host_b) is inside]
         if len(alike) < MIN_PAIRS:
@@ -400,8 +404,8 @@ def slow_pairs(pairs: list[RankPair]) -> list[RankPair]:
             # With one bad node of three, two of three pairs are slow: so the fastest half is the reference.
             best = sorted((getattr(pair, figure) for pair in alike), reverse=True)
             usual = statistics.median(best[: max(1, len(best) // 2)])
-            found += [pair for pair in alike if getattr(pair, figure) < SLOW_SHARE * usual and pair not in found]
-    return sorted(found, key=lambda pair: pair.copy_bytes_per_s)
+            slow += [pair for pair in alike if getattr(pair, figure) < SLOW_SHARE * usual and pair not in slow]
+    return sorted(slow, key=lambda pair: pair.copy_bytes_per_s)
 
 
 def slow_node(pairs: list[RankPair], slow: list[RankPair]) -> str | None:

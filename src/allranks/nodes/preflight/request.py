@@ -162,10 +162,10 @@ def _is_installed(module: str) -> bool:
     top, *rest = module.split(".")
     if top in sys.builtin_module_names:
         return True
-    found = PathFinder.find_spec(top)
-    if found is None or found.submodule_search_locations is None:
-        return found is not None and not rest
-    folders = [Path(folder) for folder in found.submodule_search_locations]
+    module_spec = PathFinder.find_spec(top)
+    if module_spec is None or module_spec.submodule_search_locations is None:
+        return module_spec is not None and not rest
+    folders = [Path(folder) for folder in module_spec.submodule_search_locations]
     return any(file_of_module(".".join(rest) or "__main__", folder) is not None for folder in folders)
 
 
@@ -348,11 +348,11 @@ def _with_node_checks(report: PreflightReport, spec: RunSpec, plan: LaunchPlan) 
     from allranks.nodes.preflight.runner import TargetNodes, require_usable_nodes, run_preflight  # with all checks
 
     run_root = Path(spec.run_root)
-    found = run_preflight(
+    preflight = run_preflight(
         TargetNodes(), spec, plan, run_root, required=node_requirements(spec, run_root, imports=False)
     )
-    require_usable_nodes(found.reports)
-    more = [check for one in found.reports for check in one.checks]
+    require_usable_nodes(preflight.reports)
+    more = [check for one in preflight.reports for check in one.checks]
     names = {check.name for check in more}
     return msgspec.structs.replace(report, checks=[*(c for c in report.checks if c.name not in names), *more])
 

@@ -84,20 +84,20 @@ def needed_packages(spec: RunSpec) -> list[str]:
 def required_packages(spec: RunSpec) -> dict[str, str]:
     """Return every package that a run needs, each with the command that installs it; those that all ranks import come
     first."""
-    found = dict.fromkeys(needed_packages(spec), "pip install 'allranks[train]'")
+    packages = dict.fromkeys(needed_packages(spec), "pip install 'allranks[train]'")
     if is_container(spec.cluster.python) or spec.script is not None:
-        return found
+        return packages
     # Nodes only look for the library of another engine, because importing it is slow and prints messages.
     if package := strategy_info(spec.strategy.name).package:
-        found[package] = f"pip install 'allranks[{'deepspeed' if package == 'deepspeed' else 'train'}]'"
+        packages[package] = f"pip install 'allranks[{'deepspeed' if package == 'deepspeed' else 'train'}]'"
     if spec.observe.tensorboard:
-        found["tensorboard"] = "pip install 'allranks[tensorboard]'"
+        packages["tensorboard"] = "pip install 'allranks[tensorboard]'"
     if spec.observe.wandb:
-        found["wandb"] = "pip install 'allranks[wandb]'"
+        packages["wandb"] = "pip install 'allranks[wandb]'"
     flash = spec.model is not None and spec.model.attention.startswith("flash_attention_")
     if flash and importlib.util.find_spec("kernels") is None:  # with which transformers loads them from the hub
-        found["flash_attn"] = "pip install flash-attn, or set model.attention: sdpa"
-    return found
+        packages["flash_attn"] = "pip install flash-attn, or set model.attention: sdpa"
+    return packages
 
 
 def node_requirements(
@@ -136,30 +136,30 @@ def _folders(spec: RunSpec, run_root: Path, here: Path) -> list[RequiredFolder]:
     def full(path: str | Path) -> str:
         return str((here / Path(path).expanduser()).absolute())
 
-    found = [
+    folders = [
         RequiredFolder(role="project", path=str(PACKAGE_FOLDER), fingerprint=True),
         RequiredFolder(role="run", path=full(existing_folder(here / run_root)), write=True),
     ]
     if spec.script is not None:
         program = program_file(spec.script)
         if program is not None:
-            found.append(RequiredFolder(role="script", path=full(program), fingerprint=True))
+            folders.append(RequiredFolder(role="script", path=full(program), fingerprint=True))
         if spec.script.workdir is not None:
-            found.append(RequiredFolder(role="workdir", path=full(spec.script.workdir)))
+            folders.append(RequiredFolder(role="workdir", path=full(spec.script.workdir)))
     sources = [part.source for part in parts_of(spec.data)] if spec.data else []
     roles = ["data" if i == 0 else f"data {i + 1}" for i in range(len(sources))]
     for role, source in (*zip(roles, sources, strict=True), ("eval data", spec.eval.source)):
         if source and _is_path(source, here):
-            found.append(RequiredFolder(role=role, path=full(source), fingerprint=True))
+            folders.append(RequiredFolder(role=role, path=full(source), fingerprint=True))
     if spec.model is not None and not spec.model.name.startswith("tiny:") and _is_path(spec.model.name, here):
-        found.append(RequiredFolder(role="model", path=full(spec.model.name), fingerprint=True))
+        folders.append(RequiredFolder(role="model", path=full(spec.model.name), fingerprint=True))
     if spec.cluster.cache:
-        found.append(
+        folders.append(
             RequiredFolder(
                 role="cache", path=full(existing_folder(here / Path(spec.cluster.cache).expanduser())), write=True
             )
         )
-    return found
+    return folders
 
 
 def _is_path(text: str, here: Path) -> bool:
@@ -318,14 +318,14 @@ def ask_interpreter(wanted: str, packages: Sequence[str]) -> InterpreterFacts:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EnvironmentNotAble(f"cluster.python {wanted} cannot be started: {error}") from None
     try:
-        found = msgspec.convert(json.loads(done.stdout.strip().splitlines()[-1]), InterpreterFacts)
+        facts = msgspec.convert(json.loads(done.stdout.strip().splitlines()[-1]), InterpreterFacts)
     except (ValueError, IndexError, msgspec.ValidationError):
         said = (done.stderr.strip().splitlines() or [f"it ended with exit code {done.returncode}"])[-1]
         raise EnvironmentNotAble(f"cluster.python {wanted} cannot be used: {said}") from None
-    if found.allranks != __version__:
-        has = f"has allranks {found.allranks}, not {__version__}" if found.allranks else "has no allranks"
+    if facts.allranks != __version__:
+        has = f"has allranks {facts.allranks}, not {__version__}" if facts.allranks else "has no allranks"
         raise EnvironmentNotAble(
-            f"cluster.python {wanted} {has}, which must start the ranks; install this version there: {found.python} -m "
+            f"cluster.python {wanted} {has}, which must start the ranks; install this version there: {facts.python} -m "
             f"pip install allranks=={__version__}"
         )
-    return found
+    return facts

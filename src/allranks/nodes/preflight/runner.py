@@ -193,8 +193,8 @@ def _launcher_folders(required: NodeRequirements) -> dict[str, FolderFacts]:
     """Return the launcher's own view of the same folders."""
     seen = {}
     for item in required.folders:
-        asked = msgspec.to_builtins(msgspec.structs.replace(item, write=False, nonce=None))
-        value, error = prober.Later(prober.FOLDER_LIMIT_S, prober.folder, asked).get()
+        request = msgspec.to_builtins(msgspec.structs.replace(item, write=False, nonce=None))
+        value, error = prober.Later(prober.FOLDER_LIMIT_S, prober.folder, request).get()
         seen[item.role] = msgspec.convert({**(value or {}), "error": error}, FolderFacts)
     return seen
 
@@ -243,10 +243,10 @@ def _round(
         request["seed"] = seed
     program = NodeProgram(name="connectivity_probe.py", python=python, request=request)
     answers, _ = _ask(where, program, limit + CONNECTIVITY_TIMEOUT_S, list(seats))
-    found = {host: line.facts() for host, line in answers.by_host().items()}
+    facts_by_host = {host: line.facts() for host, line in answers.by_host().items()}
     good = {
         host: msgspec.convert(facts, ConnectionResults)
-        for host, facts in found.items()
+        for host, facts in facts_by_host.items()
         if facts and "unreached" in facts
     }
     return ConnectionRound(targets=targets, answers=good), answers.seconds
@@ -320,10 +320,10 @@ def require_usable_nodes(reports: Sequence[PreflightReport]) -> None:
         raise EnvironmentNotAble("nodes are not ready: " + "; ".join(failure_lines(blocked)))
 
 
-def write_preflight(run_dir: RunDir, found: PreflightResult) -> None:
+def write_preflight(run_dir: RunDir, preflight: PreflightResult) -> None:
     """Write preflight.json and preflight.txt of a run."""
-    write_json(run_dir.preflight, msgspec.to_builtins(found.reports))
-    lines = [*(report.line() for report in found.reports), *failure_lines(found.reports)]
+    write_json(run_dir.preflight, msgspec.to_builtins(preflight.reports))
+    lines = [*(report.line() for report in preflight.reports), *failure_lines(preflight.reports)]
     write_text_atomic(run_dir.preflight_text, "\n".join(lines) + "\n")
 
 

@@ -53,15 +53,15 @@ def distances(nodes: int, seed: str) -> list[int]:
     """
     if nodes <= MESH_NODES:
         return list(range(1, nodes))
-    found = [1]
+    steps = [1]
     draw = 0
-    while len(found) < 1 + (nodes - 1).bit_length():
+    while len(steps) < 1 + (nodes - 1).bit_length():
         digest = hashlib.sha256(f"{seed}:{draw}".encode()).digest()
         distance = 1 + int.from_bytes(digest[:8], "big") % (nodes - 1)
-        if distance not in found:
-            found.append(distance)
+        if distance not in steps:
+            steps.append(distance)
         draw += 1
-    return found
+    return steps
 
 
 def sampled_targets(index: int, nodes: int, seed: str) -> list[int]:
@@ -387,12 +387,12 @@ def main() -> None:
     me = os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
     index = index_of(request, me)
     if index is None:
-        found = {"host": me, "unreached": [], "errors": [f"{me} is not among the nodes of the request"]}
+        report = {"host": me, "unreached": [], "errors": [f"{me} is not among the nodes of the request"]}
     else:
-        found = Sockets(node_of(request, index, time.monotonic())).run()
-    found["seconds"] = round(time.perf_counter() - began, 3)
-    found.setdefault("cost", {}).update(cpu_s=round(time.process_time(), 4), threads=threading.active_count())
-    sys.stdout.write(json.dumps(found) + "\n")
+        report = Sockets(node_of(request, index, time.monotonic())).run()
+    report["seconds"] = round(time.perf_counter() - began, 3)
+    report.setdefault("cost", {}).update(cpu_s=round(time.process_time(), 4), threads=threading.active_count())
+    sys.stdout.write(json.dumps(report) + "\n")
     sys.stdout.flush()
 
 

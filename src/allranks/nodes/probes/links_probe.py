@@ -48,8 +48,8 @@ def check_copies() -> None:
         return
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
     command = [sys.executable, "-m", "allranks.nodes.probes.links_probe", "copies"]
-    found = supervise(command, request.get("devices"), request.get("limit_s", 20.0))
-    sys.stdout.write(json.dumps({"host": host, **found}) + "\n")
+    report = supervise(command, request.get("devices"), request.get("limit_s", 20.0))
+    sys.stdout.write(json.dumps({"host": host, **report}) + "\n")
     sys.stdout.flush()
 
 
@@ -65,9 +65,9 @@ def supervise(command: Sequence[str], devices: list[str] | None, limit_s: float)
     failed: list[str] = []
     error = ""
     while True:
-        under_way, ended, told = _watch(command, {"devices": devices, "skip": done}, limit_s, done, failed)
+        under_way, ended, message = _watch(command, {"devices": devices, "skip": done}, limit_s, done, failed)
         if under_way is None:
-            error = "" if ended == 0 else told or f"the copying process ended with {ended}"
+            error = "" if ended == 0 else message or f"the copying process ended with {ended}"
             break
         done.append(under_way)
         failed.append(under_way)
@@ -225,8 +225,8 @@ def measure(request: dict[str, Any], rank: int) -> None:
         rows = [row for other in range(world) for row in json.loads(store.get(f"pairs/{other}"))]
         rows.sort(key=lambda row: (row["a"], row["b"]))
         seen = [json.loads(store.get(f"connections/{other}")) for other in range(world)]
-        found = {"pairs": rows, "sweep": sweep, "connections": seen, "rounds": [done, planned]}
-        sys.stdout.write(json.dumps({"host": request["hosts"][0], **found}) + "\n")
+        report = {"pairs": rows, "sweep": sweep, "connections": seen, "rounds": [done, planned]}
+        sys.stdout.write(json.dumps({"host": request["hosts"][0], **report}) + "\n")
         sys.stdout.flush()
     dist.barrier()
     dist.destroy_process_group()
@@ -368,9 +368,9 @@ class Ranks:
         return self._largest(self._once(work, repeats), group)
 
     def _largest(self, value: float, group: Any) -> float:
-        found = self._torch.tensor(value, dtype=self._torch.float64)
-        self._dist.all_reduce(found, op=self._dist.ReduceOp.MAX, group=group)
-        return float(found)
+        largest = self._torch.tensor(value, dtype=self._torch.float64)
+        self._dist.all_reduce(largest, op=self._dist.ReduceOp.MAX, group=group)
+        return float(largest)
 
     def _all_agree(self, mine: bool) -> bool:
         """Return whether all ranks say so; also a barrier."""

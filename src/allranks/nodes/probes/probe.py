@@ -104,7 +104,7 @@ def link_name(path: str) -> str:
 
 def interfaces() -> list[dict[str, Any]]:
     """Return every interface that has an IPv4 address, or could have one."""
-    found = []
+    interfaces = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
 
         def ask(what: int, name: str) -> bytes | None:
@@ -117,7 +117,7 @@ def interfaces() -> list[dict[str, Any]]:
             raw, address, mask = ask(SIOCGIFFLAGS, name), ask(SIOCGIFADDR, name), ask(SIOCGIFNETMASK, name)
             flags = struct.unpack("16xH", raw[:18])[0] if raw else 0
             speed = read(f"/sys/class/net/{name}/speed")
-            found.append(
+            interfaces.append(
                 {
                     "name": name,
                     "address": socket.inet_ntoa(address[20:24]) if address else None,
@@ -129,7 +129,7 @@ def interfaces() -> list[dict[str, Any]]:
                     "driver": link_name(f"/sys/class/net/{name}/device/driver"),
                 }
             )
-    return found
+    return interfaces
 
 
 def resolved(name: str) -> list[str]:
@@ -231,29 +231,29 @@ def is_cached(path: str) -> bool:
 
 def hub(items: list[dict[str, Any]], address: str) -> dict[str, Any]:
     """Return which names are in this node's cache, and, if one is not, whether the node reaches the hub."""
-    found: dict[str, Any] = {"cached": {item["name"]: any(map(is_cached, item["folders"])) for item in items}}
-    if not all(found["cached"].values()) and address:
+    report: dict[str, Any] = {"cached": {item["name"]: any(map(is_cached, item["folders"])) for item in items}}
+    if not all(report["cached"].values()) and address:
         host, _, port = address.rpartition(":")
         try:
             socket.create_connection((host, int(port)), HUB_LIMIT_S).close()
-            found["reached"] = True
+            report["reached"] = True
         except OSError as error:
-            found["reached"], found["error"] = False, str(error)
-    return found
+            report["reached"], report["error"] = False, str(error)
+    return report
 
 
 def build_locks(root: str) -> list[dict[str, Any]]:
     """Return the locks of C++ extensions below torch's folder for them: there are none while nothing is built."""
-    found = {lock: lock.stat() for pattern in ("*/lock", "*/*/lock") for lock in Path(root).glob(pattern)}
+    locks = {lock: lock.stat() for pattern in ("*/lock", "*/*/lock") for lock in Path(root).glob(pattern)}
     held = set()
-    for number in Path("/proc").glob("[0-9]*/fd/*") if found else []:
+    for number in Path("/proc").glob("[0-9]*/fd/*") if locks else []:
         try:
             held.add((number.stat().st_dev, number.stat().st_ino))
         except OSError:  # it was closed, or belongs to another user
             continue
     return [
         {"path": str(lock), "age_s": time.time() - seen.st_mtime, "held": (seen.st_dev, seen.st_ino) in held}
-        for lock, seen in found.items()
+        for lock, seen in locks.items()
     ]
 
 
@@ -371,7 +371,7 @@ def graphics() -> dict[str, Any]:
 def amd(nodes: str = "/sys/class/kfd/kfd/topology/nodes", devices: str = "/dev/dri") -> list[dict[str, Any]]:
     """Return the AMD GPUs whose device this process can open, as `allranks.utils.machine.amd_gpus` does on one
     machine."""
-    found = []
+    gpus = []
     for node in sorted((p for p in Path(nodes).glob("*") if p.name.isdigit()), key=lambda p: int(p.name)):
         facts = dict(line.split(None, 1) for line in read(f"{node}/properties").splitlines() if " " in line)
         minor = facts.get("drm_render_minor", "")
@@ -385,15 +385,15 @@ def amd(nodes: str = "/sys/class/kfd/kfd/topology/nodes", devices: str = "/dev/d
         name = f"AMD gfx{version // 10000}{version // 100 % 100}{version % 100:x}"
         banks = [line.split() for path in node.glob("mem_banks/*/properties") for line in read(str(path)).splitlines()]
         size = max([int(words[1]) for words in banks if words[:1] == ["size_in_bytes"]], default=0)
-        found.append(
+        gpus.append(
             {
-                "index": str(len(found)),
+                "index": str(len(gpus)),
                 "name": read(f"/sys/class/drm/renderD{minor}/device/product_name") or name,
                 "driver": read("/sys/module/amdgpu/version") or platform.release(),
                 "memory_mb": str(size >> 20),
             }
         )
-    return found
+    return gpus
 
 
 def smi(*words: str) -> str:
@@ -407,7 +407,7 @@ def smi(*words: str) -> str:
 def infiniband(root: str = "/sys/class/infiniband") -> list[dict[str, Any]]:
     """Return every port of every RDMA device: state, rate, NUMA node, interfaces, and addresses (GIDs) with their
     types."""
-    found = []
+    ports = []
     for port in sorted(Path(root).glob("*/ports/*")):
         device, rate = port.parent.parent, re.match(r"[\d.]+", read(f"{port}/rate"))
         facts = {
@@ -419,20 +419,20 @@ def infiniband(root: str = "/sys/class/infiniband") -> list[dict[str, Any]]:
             "numa": number(f"{device}/device/numa_node"),
             "interfaces": sorted(path.name for path in device.glob("device/net/*")),
         }
-        found.append({**facts, "gids": gids(port)})
-    return found
+        ports.append({**facts, "gids": gids(port)})
+    return ports
 
 
 def gids(port: Path) -> list[dict[str, Any]]:
     """Return index, address, type (``RoCE v2``) and interface of every GID that is set. The kernel has 256 entries,
     most of them zero."""
-    found = []
+    gids = []
     for index in sorted(int(path.name) for path in port.glob("gids/*") if path.name.isdigit()):
         gid = read(f"{port}/gids/{index}")
         if gid.replace(":", "").strip("0") and not gid.endswith(":0000:0000:0000:0000"):
             kind, interface = (read(f"{port}/gid_attrs/{what}/{index}") for what in ("types", "ndevs"))
-            found.append({"index": index, "gid": gid, "type": kind, "interface": interface})
-    return found
+            gids.append({"index": index, "gid": gid, "type": kind, "interface": interface})
+    return gids
 
 
 def gpu_pci(root: str = "/sys/bus/pci/devices") -> list[dict[str, Any]]:
@@ -442,16 +442,16 @@ def gpu_pci(root: str = "/sys/bus/pci/devices") -> list[dict[str, Any]]:
     `iommu` is ``DMA`` or ``DMA-FQ`` (addresses are translated), ``identity`` (passed through), or None (no IOMMU, or
     unknown). `acs` is None if the registers cannot be read, which needs root.
     """
-    found = []
+    gpus = []
     for device in sorted(Path(root).glob("*")):
         if read(f"{device}/vendor") == "0x10de" and read(f"{device}/class").startswith("0x03"):
             iommu = read(f"{device}/iommu_group/type") or None
             bridges = [acs(folder) for folder in device.resolve().parents if (folder / "config").is_file()]
-            told = [name for name in bridges if name]
+            named = [name for name in bridges if name]
             acs_known = any(name is not None for name in bridges)
             facts = {"bus": device.name, "numa": number(f"{device}/numa_node"), "iommu": iommu}
-            found.append({**facts, "acs": told if acs_known else None})
-    return found
+            gpus.append({**facts, "acs": named if acs_known else None})
+    return gpus
 
 
 def acs(bridge: Path) -> str | None:
@@ -528,7 +528,7 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
     folders = {item["role"]: Later(FOLDER_LIMIT_S, folder, item) for item in request.get("folders", [])}
     tmp = request.get("tmp") or os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - its size is the fact
     room = Later(FOLDER_LIMIT_S, shutil.disk_usage, tmp)
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "host": host,
         "node_id": int(os.environ.get("SLURM_NODEID", "0")),
         "own_name": socket.gethostname(),
@@ -547,31 +547,31 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
         **limits(),
     }
     if request.get("imports"):
-        found["imports"] = imports(request["imports"], request.get("import_limit_s", 90.0))
-    found["resolves"], found["resolve_error"] = name.get()
+        report["imports"] = imports(request["imports"], request.get("import_limit_s", 90.0))
+    report["resolves"], report["resolve_error"] = name.get()
     if models is not None:
         value, error = models.get()
-        found["hub"] = value or {"error": error}
+        report["hub"] = value or {"error": error}
     usage, _ = room.get()
-    found["tmp"], found["tmp_free_bytes"] = tmp, usage.free if usage else None
+    report["tmp"], report["tmp_free_bytes"] = tmp, usage.free if usage else None
     if locks is not None:
-        found["build_locks"] = locks.get()[0] or []
-    gpus, found["gpu_error"] = driver.get()
-    found.update(gpus or {"gpus": [], "p2p": None, "topo": None})
-    found["folders"] = {}
+        report["build_locks"] = locks.get()[0] or []
+    gpus, report["gpu_error"] = driver.get()
+    report.update(gpus or {"gpus": [], "p2p": None, "topo": None})
+    report["folders"] = {}
     for role, later in folders.items():
         value, error = later.get()
-        found["folders"][role] = {**(value or {"exists": False}), "error": error}
-    return found
+        report["folders"][role] = {**(value or {"exists": False}), "error": error}
+    return report
 
 
 def main() -> None:
     """Print one JSON line; a hung thread must not keep the process alive."""
     began = time.perf_counter()
-    found = facts(json.loads(sys.argv[sys.argv.index("--json-args") + 1]) if "--json-args" in sys.argv else {})
-    found["probe_s"] = round(time.perf_counter() - began, 3)
-    found["clock"] = time.time() + float(os.environ.get("ALLRANKS_CLOCK_OFFSET_S") or 0)
-    sys.stdout.write(json.dumps(found) + "\n")
+    report = facts(json.loads(sys.argv[sys.argv.index("--json-args") + 1]) if "--json-args" in sys.argv else {})
+    report["probe_s"] = round(time.perf_counter() - began, 3)
+    report["clock"] = time.time() + float(os.environ.get("ALLRANKS_CLOCK_OFFSET_S") or 0)
+    sys.stdout.write(json.dumps(report) + "\n")
     sys.stdout.flush()
     os._exit(0)
 

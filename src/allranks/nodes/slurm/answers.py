@@ -130,8 +130,8 @@ def parse_jobs(text: str) -> list[JobInfo]:
 
 def parse_job(text: str, job: str) -> JobInfo | None:
     """Return the record of one job, else the first one; None if there is none."""
-    found = parse_jobs(text)
-    return next((one for one in found if one.job == job), found[0] if found else None)
+    jobs = parse_jobs(text)
+    return next((one for one in jobs if one.job == job), jobs[0] if jobs else None)
 
 
 def _job(record: str) -> JobInfo | None:
@@ -236,17 +236,17 @@ def parse_partition_limits(text: str) -> list[PartitionLimits]:
     ]
 
 
-def partition_gpus(found: Iterable[PartitionGres], partition: str | None) -> int | None:
+def partition_gpus(partitions: Iterable[PartitionGres], partition: str | None) -> int | None:
     """Return the GPUs of a node of a partition: the smallest count among its nodes with GPUs, 0 if none has any.
 
     None if the partition is unknown.
 
     Args:
-        found: the result of `parse_partitions`.
+        partitions: the result of `parse_partitions`.
         partition: None for the default partition. Of a list such as ``gpu,gpu-long`` every partition counts.
     """
     names = partition.split(",") if partition else None
-    rows = [row for row in found if (row.default if names is None else row.partition in names)]
+    rows = [row for row in partitions if (row.default if names is None else row.partition in names)]
     with_gpus = [row.gpus for row in rows if row.gpus]
     return min(with_gpus) if with_gpus else (0 if rows else None)
 
@@ -372,7 +372,7 @@ def parse_node_list(text: str, partition: str | None = None) -> list[ListedNode]
         partition: its name, or several joined by commas; None for the default one, which sinfo marks with ``*``.
     """
     rows = [[word.strip() for word in line.split("|", 4)] for line in text.splitlines() if line.count("|") >= 4]
-    found = [
+    nodes = [
         ListedNode(
             host=host,
             state=state,
@@ -383,7 +383,7 @@ def parse_node_list(text: str, partition: str | None = None) -> list[ListedNode]
         )
         for name, host, state, up, why in rows
     ]
-    return [row for row in found if (row.partition in partition.split(",") if partition else row.default)]
+    return [row for row in nodes if (row.partition in partition.split(",") if partition else row.default)]
 
 
 def _pairs(text: str) -> dict[str, str]:

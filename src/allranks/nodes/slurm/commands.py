@@ -178,8 +178,8 @@ class Slurm:
         text = self._show("node", host)
         if text is None or isinstance(text, NoAnswer):
             return text
-        found = answers.parse_nodes(text)
-        return found[0] if found else NoAnswer(f"Slurm ({self.label}): scontrol shows no node: {text[:200]!r}")
+        nodes = answers.parse_nodes(text)
+        return nodes[0] if nodes else NoAnswer(f"Slurm ({self.label}): scontrol shows no node: {text[:200]!r}")
 
     def _show(self, what: str, name: str) -> str | NoAnswer | None:
         try:
@@ -217,25 +217,25 @@ class Slurm:
 
     def state(self, job: str) -> JobState:
         """Return a job's state: ``GONE`` if Slurm does not know it, `NO_ANSWER` if Slurm does not answer."""
-        found = self.try_job(job)
-        if found is None:
+        info = self.try_job(job)
+        if info is None:
             return JobState(state="GONE")
-        if isinstance(found, NoAnswer):
-            return JobState(state=NO_ANSWER, reason=found.reason)
-        start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(found.start_time)) if found.start_time else "N/A"
+        if isinstance(info, NoAnswer):
+            return JobState(state=NO_ANSWER, reason=info.reason)
+        start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(info.start_time)) if info.start_time else "N/A"
         return JobState(
-            state=found.state,
-            reason=found.reason or "None",
+            state=info.state,
+            reason=info.reason or "None",
             start=start,
-            nodes=found.nodes or "",
-            restarts=found.restarts or 0,
+            nodes=info.nodes or "",
+            restarts=info.restarts or 0,
         )
 
     def end_reason(self, job: str) -> str:
         """Return how a job ended: from scontrol while it knows the job, else from sacct, else ``unknown``."""
-        found = self.try_job(job)
-        if isinstance(found, JobInfo):
-            return answers.end_text(found)
+        info = self.try_job(job)
+        if isinstance(info, JobInfo):
+            return answers.end_text(info)
         fields = ("--parsable2", "--noheader", "--allocations", "--format=State,ExitCode")
         recorded = answers.parse_sacct(self.output("sacct", "--jobs", job, *fields) or "", job)
         return answers.end_text(recorded) if recorded else "unknown"
@@ -282,8 +282,8 @@ class Slurm:
 
     def usable_nodes(self, partition: str | None) -> list[str] | None:
         """Return the nodes of a partition (None: the default one) that are up or will be; None if unknown."""
-        found = self.node_list(partition)
-        return None if found is None else [node.host for node in found if node.usable]
+        nodes = self.node_list(partition)
+        return None if nodes is None else [node.host for node in nodes if node.usable]
 
     def node_list(self, partition: str | None) -> list[ListedNode] | None:
         """Return the nodes of a partition (None: the default one) with their states; None if unknown."""
@@ -292,8 +292,8 @@ class Slurm:
 
     def restarts(self, job: str) -> int | None:
         """Return how often a job was requeued; None if Slurm does not know it or does not answer."""
-        found = self.try_job(job)
-        return found.restarts if isinstance(found, JobInfo) else None
+        info = self.try_job(job)
+        return info.restarts if isinstance(info, JobInfo) else None
 
     def node_state(self, host: str) -> str:
         """Return sinfo's state of a node: ``allocated``, ``down`` and others, with ``*`` if it does not respond."""

@@ -95,8 +95,8 @@ def read_endpoint(folder: Path) -> SlurmEndpoint | None:
     file."""
     try:
         with open_regular(folder / CLIENT_FILE) as file:
-            found = os.fstat(file.fileno())
-            if found.st_uid != os.geteuid() or found.st_mode & WRITABLE_BY_OTHERS:  # its content is executed
+            status = os.fstat(file.fileno())
+            if status.st_uid != os.geteuid() or status.st_mode & WRITABLE_BY_OTHERS:  # its content is executed
                 return None
             endpoint = msgspec.json.decode(file.read(MAX_BYTES), type=SlurmEndpoint)
     except (OSError, msgspec.MsgspecError):
@@ -130,6 +130,6 @@ def find_endpoint(name: str | None = None) -> SlurmEndpoint | None:
         RequestError: several are running, and none is selected.
     """
     folders = (path.parent for path in sorted(state_root().glob(f"*/{CLIENT_FILE}")))
-    found = {endpoint.name: endpoint for folder in folders if (endpoint := read_endpoint(folder))}
-    chosen = select(list(found), name or os.environ.get(NAME_VARIABLE) or None)
-    return found[chosen] if chosen is not None else None
+    endpoints = {endpoint.name: endpoint for folder in folders if (endpoint := read_endpoint(folder))}
+    chosen = select(list(endpoints), name or os.environ.get(NAME_VARIABLE) or None)
+    return endpoints[chosen] if chosen is not None else None

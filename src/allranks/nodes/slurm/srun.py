@@ -153,11 +153,11 @@ def compress_hosts(hosts: Iterable[str]) -> str:
     plain: list[str] = []
     groups: dict[tuple[str, int], list[int]] = {}
     for host in dict.fromkeys(hosts):
-        found = _NUMBERED_HOST.fullmatch(host)
-        if found is None:
+        match = _NUMBERED_HOST.fullmatch(host)
+        if match is None:
             plain.append(host)
             continue
-        prefix, digits = found.groups()
+        prefix, digits = match.groups()
         groups.setdefault((prefix, len(digits) if digits.startswith("0") else 0), []).append(int(digits))
     return ",".join([*(_compress_numbers(*key, numbers) for key, numbers in groups.items()), *plain])
 
@@ -259,11 +259,11 @@ def join_pieces(lines: Sequence[OutputLine]) -> list[OutputLine]:
     whole: list[OutputLine] = []
     begun: dict[str, str] = {}
     for line in lines:
-        found = _PIECE_LINE.fullmatch(line.text)
-        if found is None:
+        match = _PIECE_LINE.fullmatch(line.text)
+        if match is None:
             whole.append(line)
             continue
-        task, piece = found.groups()
+        task, piece = match.groups()
         begun[task] = begun.get(task, "") + piece
         if len(piece) < PIECE_BYTES:
             whole.append(OutputLine(text=begun.pop(task), received=line.received))

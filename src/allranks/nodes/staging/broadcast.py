@@ -125,25 +125,25 @@ class StagingStep:
         Raises:
             RunFailed: a node reported an error, or not all of them answered in time.
         """
-        found: dict[str, dict[str, Any]] = {}
+        answers: dict[str, dict[str, Any]] = {}
         deadline = time.monotonic() + timeout_s
-        while len(found) < len(self.nodes):
+        while len(answers) < len(self.nodes):
             try:
                 said = self._answers.get(timeout=max(0.01, deadline - time.monotonic()))
             except queue.Empty:
-                missing = sorted(set(self.nodes) - set(found))
+                missing = sorted(set(self.nodes) - set(answers))
                 raise RunFailed(f"staging: {', '.join(missing)} did not answer within {timeout_s:g} s") from None
             if said is None:
-                missing = sorted(set(self.nodes) - set(found))
+                missing = sorted(set(self.nodes) - set(answers))
                 self._errors.seek(0)
                 lines = self._errors.read().decode(errors="replace").strip().splitlines()
                 why = lines[-1] if lines else "no output"
                 raise RunFailed(f"staging: the step ended without an answer of {', '.join(missing)}: {why}")
-            found[said[0]] = said[1]
-        wrong = [f"{name}: {answer['error']}" for name, answer in sorted(found.items()) if "error" in answer]
+            answers[said[0]] = said[1]
+        wrong = [f"{name}: {answer['error']}" for name, answer in sorted(answers.items()) if "error" in answer]
         if wrong:
             raise RunFailed("staging: " + "; ".join(wrong))
-        return found
+        return answers
 
     def __enter__(self) -> StagingStep:
         return self
@@ -259,15 +259,15 @@ def ask_nodes(bundle: Bundle, allocation: Allocation, *, always: bool = False) -
         return step.answers(ANSWER_S)
 
 
-def missing_parts(found: Sequence[PartFiles], allocation: Allocation) -> set[str]:
+def missing_parts(part_files: Sequence[PartFiles], allocation: Allocation) -> set[str]:
     """Return the names of the parts that some node lacks, before they are packed; nothing is written."""
     python = interpreter()
     parts = [
         {"name": s.name, "path": str(s.path), "probe": list(s.probe), "identity": identity_of(s), "sha256": ""}
-        for s in found
+        for s in part_files
     ]
-    asked = {"verb": "ask", "only_look": True, "always": False, "python": msgspec.to_builtins(python), "parts": parts}
-    with StagingStep(allocation, allocation.nodes, _pythons(python), asked) as step:
+    request = {"verb": "ask", "only_look": True, "always": False, "python": msgspec.to_builtins(python), "parts": parts}
+    with StagingStep(allocation, allocation.nodes, _pythons(python), request) as step:
         return {name for answer in step.answers(ANSWER_S).values() for name in answer["lacks"]}
 
 
@@ -308,21 +308,21 @@ def _send(
             if small:
                 lack = f"{folder} needs {(need >> 20) + 1} MiB, but {', '.join(small)}"
                 raise RunFailed(f"staging: {lack}; set TMPDIR to a larger disk of the nodes")
-            how = "stream"
+            method_used = "stream"
             if method != "stream":
                 try:
                     _sbcast(allocation, next(iter(ready.values()))["step"], folder, parts, limit)
-                    how = "sbcast"
+                    method_used = "sbcast"
                 except AllranksError as error:
                     if method == "sbcast":
                         raise
                     log(f"sbcast does not work here ({error}); sending through srun")
-            if how == "stream":
+            if method_used == "stream":
                 for part in parts:
                     step.stream(part.name, Path(part.archive), limit)
             step.order(do="unpack")
             step.answers(limit)
-            return total * len(group), how
+            return total * len(group), method_used
     log(f"{folder} is shared by several nodes: {first}")
     return _send(bundle, allocation, {one: group[one] for one in set(first.values())}, parts, method, log)
 
@@ -401,8 +401,8 @@ def bundle_for(
         ahead: the bundle packed on the login node; it is used unchanged.
     """
     packed = ahead.parts if ahead else []
-    found = checked_sources(spec, packages=packages, without={part.name for part in packed}, log=log)
+    sources = checked_sources(spec, packages=packages, without={part.name for part in packed}, log=log)
     if not always:
-        needed = missing_parts(found, allocation)
-        found = [source for source in found if source.name in needed]
-    return assemble(found, store_of(spec), package_versions(), log, packed=packed)
+        needed = missing_parts(sources, allocation)
+        sources = [source for source in sources if source.name in needed]
+    return assemble(sources, store_of(spec), package_versions(), log, packed=packed)

@@ -37,14 +37,14 @@ _NUMPY_2 = (
 
 def package_conflicts(packages: Mapping[str, str]) -> list[str]:
     """Return every known conflict in a list of packages with their versions: both, the consequence, and the fix."""
-    found = []
+    conflicts = []
     numpy = packages.get("numpy", "1")
     for name, first_good, problem in _NUMPY_2 if parse_release(numpy) >= (2,) else ():
         have = packages.get(name)
         if have is not None and parse_release(have) < parse_release(first_good):
             cure = f"pip install 'numpy<2', or '{name}>={first_good}'"
-            found.append(f"{name} {have} with numpy {numpy}: {problem}; {cure}")
-    return found
+            conflicts.append(f"{name} {have} with numpy {numpy}: {problem}; {cure}")
+    return conflicts
 
 
 def parse_release(version: str) -> tuple[int, ...]:
@@ -153,9 +153,9 @@ def checked_sources(
     Raises:
         SpecError, DataError, EnvironmentNotAble: as `build` does.
     """
-    found = package_conflicts(package_versions()) if packages else []
-    if found:
-        raise EnvironmentNotAble("the packages here cannot be staged: " + "; ".join(found))
+    conflicts = package_conflicts(package_versions()) if packages else []
+    if conflicts:
+        raise EnvironmentNotAble("the packages here cannot be staged: " + "; ".join(conflicts))
     parts = part_files(spec, packages=packages, without=without)
     for name, folder in editable_packages(Path(sysconfig.get_paths()["purelib"])).items() if packages else ():
         if name != "allranks" and not any(Path(folder) == part.path for part in parts):
@@ -167,7 +167,7 @@ def checked_sources(
 
 
 def assemble(
-    found: list[PartFiles],
+    part_files: list[PartFiles],
     store: Path,
     versions: dict[str, str],
     log: Log = lambda _: None,
@@ -184,7 +184,7 @@ def assemble(
             f"bundles cannot be kept in {store}: {error.strerror}: {owner_of(store)}; choose another with --set "
             "cluster.cache=FOLDER"
         ) from None
-    parts = [*(_pack_part(source, store, log) for source in found), *packed]
+    parts = [*(_pack_part(source, store, log) for source in part_files), *packed]
     key = hashlib.sha256("".join(f"{part.name} {part.sha256}\n" for part in parts).encode()).hexdigest()[:32]
     file = store / "bundles" / f"{key}.json"
     bundle = Bundle(

@@ -30,7 +30,7 @@ def offline_variables(datasets_cache: str | None) -> list[EnvVar]:
     Args:
         datasets_cache: a staged folder with prepared data sets of the hub.
     """
-    found = [
+    variables = [
         ("HF_HUB_OFFLINE", "1", "a node without network would retry each request to the hub until it times out"),
         (
             "TRANSFORMERS_OFFLINE",
@@ -41,8 +41,8 @@ def offline_variables(datasets_cache: str | None) -> list[EnvVar]:
         ("HF_HUB_DISABLE_TELEMETRY", "1", "no reports to the hub from ranks"),
     ]
     if datasets_cache is not None:
-        found.append(("HF_DATASETS_CACHE", datasets_cache, "the data set was staged here, at its pinned revision"))
-    return [EnvVar(name=name, value=value, reason=reason, source="stage") for name, value, reason in found]
+        variables.append(("HF_DATASETS_CACHE", datasets_cache, "the data set was staged here, at its pinned revision"))
+    return [EnvVar(name=name, value=value, reason=reason, source="stage") for name, value, reason in variables]
 
 
 class PartUse(msgspec.Struct, frozen=True, kw_only=True):

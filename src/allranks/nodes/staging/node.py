@@ -102,8 +102,8 @@ def own_folder(path: str) -> None:
         os.mkdir(path, 0o700)
     except FileExistsError:
         pass
-    found = os.lstat(path)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise Refused(f"{path} is not a folder of this user alone (mode 0700); remove it or set another with TMPDIR")
 
 

@@ -130,21 +130,21 @@ def brings_packages(environment: str | None) -> bool:
 
 def package_versions() -> dict[str, str]:
     """Return name and version of every package that this interpreter sees, sorted."""
-    found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions() if d.metadata["Name"]}
-    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+    versions = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions() if d.metadata["Name"]}
+    return dict(sorted(versions.items(), key=lambda item: item[0].lower()))
 
 
 def editable_packages(site: Path) -> dict[str, str]:
     """Return packages installed as a reference to a folder, with that folder: they are not in `site`."""
-    found = {}
+    references = {}
     for path in sorted(site.glob("*.dist-info/direct_url.json")):
         try:
             content = json.loads(path.read_text())
         except (OSError, ValueError):
             continue
         if content.get("dir_info", {}).get("editable"):
-            found[path.parent.name.split("-")[0]] = str(content.get("url", "")).removeprefix("file://")
-    return found
+            references[path.parent.name.split("-")[0]] = str(content.get("url", "")).removeprefix("file://")
+    return references
 
 
 _COMMIT_HASH = re.compile(r"^[0-9a-f]{40}$")
@@ -239,36 +239,36 @@ def part_files(spec: RunSpec, *, packages: bool = True, without: Collection[str]
         SpecError, DataError: the script, the model folder or the data file does not exist.
         EnvironmentNotAble: a model or data set of the hub is not in this machine's cache.
     """
-    found = [package_source()]
+    sources = [package_source()]
     if packages and brings_packages(spec.cluster.python):
-        found.append(environment_source(Path(sysconfig.get_paths()["purelib"]), Path(sys.prefix)))
-    return found + [source for part in requested_parts(spec) if part.name not in without for source in part.find()]
+        sources.append(environment_source(Path(sysconfig.get_paths()["purelib"]), Path(sys.prefix)))
+    return sources + [source for part in requested_parts(spec) if part.name not in without for source in part.find()]
 
 
 def requested_parts(spec: RunSpec) -> list[RequestedPart]:
     """Return code, model and data that a spec names, without looking for the files."""
-    found: list[RequestedPart] = []
+    parts: list[RequestedPart] = []
     if spec.script is not None:
         file, script = program_file(spec.script), spec.script
         if file is not None:
-            found.append(RequestedPart("project", file, lambda: [_program(script, file)]))
+            parts.append(RequestedPart("project", file, lambda: [_program(script, file)]))
     if spec.model is not None and not spec.model.name.startswith(("tiny:", "mlp:")):
         name, revision = spec.model.name, spec.model.revision
         folder = Path(name).expanduser()
-        found.append(RequestedPart("model", folder if folder.is_dir() else None, lambda: [_model(name, revision)]))
+        parts.append(RequestedPart("model", folder if folder.is_dir() else None, lambda: [_model(name, revision)]))
     if spec.data is None:
-        return found
+        return parts
     mixed = spec.data.sources is not None
     for number, one in enumerate(parts_of(spec.data)):
         tail, prefix = (f"-{number + 1}", f"data.sources.{number}") if mixed else ("", "data")
-        found.append(_data_part(f"data{tail}", f"{prefix}.source", source_of(one), one))
+        parts.append(_data_part(f"data{tail}", f"{prefix}.source", source_of(one), one))
         if one.template.endswith(".jinja") or "/" in one.template:
             template = Path(one.template).expanduser()
             files = partial(_single_file, f"template{tail}", f"{prefix}.template", template)
-            found.append(RequestedPart(f"template{tail}", template, lambda files=files: [files()]))
+            parts.append(RequestedPart(f"template{tail}", template, lambda files=files: [files()]))
     if spec.eval.source is not None:
-        found.append(_data_part("eval-data", "eval.source", spec.eval.source, spec.data))
-    return found
+        parts.append(_data_part("eval-data", "eval.source", spec.eval.source, spec.data))
+    return parts
 
 
 def _data_part(part: str, key: str, source: str, data: DataSpec) -> RequestedPart:
@@ -285,13 +285,13 @@ def package_source() -> PartFiles:
 def _program(script: ScriptSpec, file: Path) -> PartFiles:
     """Return the project of a user's program, with its working directory if that is in the project."""
     workdir = working_directory(script)
-    found = project_source(file, workdir if script.module is not None else None)
-    override = dict(found.override or {})
+    project = project_source(file, workdir if script.module is not None else None)
+    override = dict(project.override or {})
     if script.module is not None:
         override.pop("script.path", None)
-    if (script.module is not None or script.workdir is not None) and workdir.is_relative_to(found.path):
-        override["script.workdir"] = "" if workdir == found.path else str(workdir.relative_to(found.path))
-    return replace(found, override=override)
+    if (script.module is not None or script.workdir is not None) and workdir.is_relative_to(project.path):
+        override["script.workdir"] = "" if workdir == project.path else str(workdir.relative_to(project.path))
+    return replace(project, override=override)
 
 
 def project_source(script: Path, top: Path | None = None) -> PartFiles:
@@ -347,8 +347,8 @@ def _model(name: str, revision: str | None) -> PartFiles:
     if not (folder / "config.json").is_file():
         raise SpecError(f"model.name {name}: {folder} has no config.json")
     names = [p.relative_to(folder) for p in walk_files(folder)]
-    found = _tree("model", folder.absolute(), names, {"model.name": "", "model.revision": None})
-    return replace(found, revision=commit)
+    tree = _tree("model", folder.absolute(), names, {"model.name": "", "model.revision": None})
+    return replace(tree, revision=commit)
 
 
 def _data(part: str, key: str, source: str, data: DataSpec) -> list[PartFiles]:
@@ -362,8 +362,8 @@ def _data(part: str, key: str, source: str, data: DataSpec) -> list[PartFiles]:
         return [_tree(part, root.absolute(), [file.relative_to(root) for file in files], {key: below})]
     cache, folder, commit = cached_dataset(source, data.config, data.revision)
     names = [p.relative_to(cache) for p in walk_files(folder)]
-    found = _tree(part, cache, names)
-    return [replace(found, revision=commit)]
+    tree = _tree(part, cache, names)
+    return [replace(tree, revision=commit)]
 
 
 def _data_root(source: str) -> Path:

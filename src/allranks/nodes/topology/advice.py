@@ -25,36 +25,36 @@ def advise_nccl(topology: Topology, node: NodeFacts | None = None) -> list[EnvVa
         node: other known facts about the machine.
     """
     node = node or NodeFacts(host="this machine", gpus=len(topology.gpus), topology=topology)
-    found = []
+    variables = []
     if len(topology.gpus) > 1:
         why = "there is no NVLink: NVL would disable peer-to-peer"
         if any(link.nvlinks for link in topology.gpu_pairs()):
             why = "NVLink is used first anyway; NVL would forbid peer-to-peer to the other pairs"
         risk = "a level that is too low silently disables peer-to-peer"
         level = nccl_var("NCCL_P2P_LEVEL", None, f"NCCL chooses by distance; {why}", risk)
-        found = [network_policy.decide_p2p(node), level]
+        variables = [network_policy.decide_p2p(node), level]
     risk = "a fixed list leaves cards unused, and is wrong on nodes with other names"
-    found += [nccl_var("NCCL_IB_HCA", None, _nearest_cards(topology), risk), *network_policy.gpu_defaults(node)]
+    variables += [nccl_var("NCCL_IB_HCA", None, _nearest_cards(topology), risk), *network_policy.gpu_defaults(node)]
     why = "a matrix shows no interfaces: one node needs none, several nodes report theirs (`allranks doctor SPEC`)"
     risk = "a fixed name is wrong on nodes where the interface has another name"
-    found.append(nccl_var("NCCL_SOCKET_IFNAME", None, why, risk))
+    variables.append(nccl_var("NCCL_SOCKET_IFNAME", None, why, risk))
     if topology.nics:
         why = "NCCL chooses it since 2.21; a matrix shows no addresses"
         risk = "the order of the GID table differs between nodes, so a fixed index becomes wrong"
-        found.append(nccl_var("NCCL_IB_GID_INDEX", None, why, risk))
-    return sorted(found, key=lambda item: item.value is None)
+        variables.append(nccl_var("NCCL_IB_GID_INDEX", None, why, risk))
+    return sorted(variables, key=lambda item: item.value is None)
 
 
 def machine_notes(topology: Topology, advice: Sequence[EnvVar]) -> list[str]:
     """Return what matters on this machine, most important first; empty if nothing is special about it."""
-    found = [f"set {item.name}={item.value}: {item.reason}" for item in advice if item.value is not None]
+    notes = [f"set {item.name}={item.value}: {item.reason}" for item in advice if item.value is not None]
     refused = [link for link in topology.p2p if link.type != "OK"]
     if refused:
         pairs = ", ".join(f"{link.a}-{link.b}" for link in refused[:MAX_NAMED])
-        found.append(
+        notes.append(
             f"the driver refuses direct copies between {len(refused)} pairs ({pairs}): NCCL uses host memory there"
         )
-    return [*found, *_islands(topology), *_far_cards(topology), *_cores(topology)]
+    return [*notes, *_islands(topology), *_far_cards(topology), *_cores(topology)]
 
 
 def _islands(topology: Topology) -> list[str]:

@@ -66,18 +66,18 @@ def _groups(
 ) -> list[DeviceGroup]:
     """Group devices connected by PIX or PXB as one or several switches, else by PHB as one host bridge."""
     left = [device.name for device in (*gpus, *nics)]
-    found = []
+    joined = []
     for what, kinds in (("PCIe switch", ("PIX", "PXB")), ("one host bridge", ("PHB",)), ("", ())):
         for members in group_by_links(left, [link for link in links if link.type in kinds]):
             if what and len(members) == 1:
                 continue
             inside = {link.type for link in links if {link.a, link.b} <= set(members) and not link.nvlinks}
             number = "one PCIe switch" if inside == {"PIX"} else "joined PCIe switches"
-            found.append((number if what == "PCIe switch" else what, members))
-        left = [name for name in left if not any(name in members for _, members in found)]
+            joined.append((number if what == "PCIe switch" else what, members))
+        left = [name for name in left if not any(name in members for _, members in joined)]
     groups = [
         DeviceGroup(what=what, gpus=[g for g in gpus if g.name in members], nics=[n for n in nics if n.name in members])
-        for what, members in found
+        for what, members in joined
     ]
     order = [device.name for device in (*gpus, *nics)]
     return sorted(groups, key=lambda group: order.index([*group.gpus, *group.nics][0].name))
@@ -149,8 +149,8 @@ def _summary(topology: Topology) -> Text:
             lines.append(f"{gpu.name}: nearest card {', '.join(map(device_label, nics[:4]))} ({kind})")
     refused = [link for link in topology.p2p if link.type != "OK"]
     if topology.p2p:
-        told = f"{len(topology.p2p) - len(refused)} of {len(topology.p2p)}"
-        lines.append(f"Peer access as reported by the driver: {told} pairs OK.")
+        allowed = f"{len(topology.p2p) - len(refused)} of {len(topology.p2p)}"
+        lines.append(f"Peer access as reported by the driver: {allowed} pairs OK.")
     return Text("".join(line + "\n" for line in lines))
 
 

@@ -127,14 +127,14 @@ def _values(line: str, words: list[str], header: Header) -> dict[str, str]:
     if len(words) < len(header.named):
         if header.tabs:  # newer drivers print one extra tab before the last column, so cells are counted from the left
             cells = [cell.strip() for cell in line.split("\t")][1 + len(header.devices) :]
-            found = {name: cell for name, cell in zip(header.named, cells, strict=False) if cell}
+            values = {name: cell for name, cell in zip(header.named, cells, strict=False) if cell}
         else:  # padded with spaces: a value belongs to the nearest column
-            found, at = {}, len(line)
+            values, at = {}, len(line)
             for word in reversed(words):
                 at = line.rindex(word, 0, at)
-                found[min(zip(header.named, header.starts, strict=True), key=lambda c: abs(c[1] - at))[0]] = word
-        if len(found) == len(words):
-            return found
+                values[min(zip(header.named, header.starts, strict=True), key=lambda c: abs(c[1] - at))[0]] = word
+        if len(values) == len(words):
+            return values
     return dict(zip(header.named, words, strict=False))
 
 
@@ -265,45 +265,45 @@ class _Parser:
 
     def _device(self, name: str) -> TopologyDevice:
         row = self.rows.get(name, Row(0, {}, {}))
-        found: dict[str, str | None] = {}
+        columns: dict[str, str | None] = {}
         for column in (CPUS, NUMA):
             value = row.values.get(column)
-            found[column] = value if value and _RANGES.fullmatch(value) else None
-            if value and not found[column] and value not in NO_VALUE:
+            columns[column] = value if value and _RANGES.fullmatch(value) else None
+            if value and not columns[column] and value not in NO_VALUE:
                 title = "CPU Affinity" if column == CPUS else "NUMA Affinity"
                 self._report(row.line, value, f"{title} of {name} is not a list of numbers")
-        numa = found[NUMA]
+        numa = columns[NUMA]
         return TopologyDevice(
             name=name,
             numa=int(re.split("[,-]", numa)[0][:9]) if numa else None,  # of several, NVIDIA prints the nearest first
-            cpus=found[CPUS],
+            cpus=columns[CPUS],
             device=self.cards.get(name) or (None if GPU.fullmatch(name) or re.fullmatch(r"NIC\d+", name) else name),
         )
 
     def _links(self, columns: list[str]) -> list[TopologyLink]:
-        found: dict[frozenset[str], TopologyLink] = {}
+        links: dict[frozenset[str], TopologyLink] = {}
         for name, row in self.rows.items():
             for place, kind in row.links.items():
                 other, text = columns[place], f"{name} {columns[place]} {kind}"
                 if (kind == "X") != (other == name):
                     self._report(row.line, text, "X is only valid for a device and itself")
                 elif kind != "X":
-                    first = found.setdefault(frozenset((name, other)), TopologyLink(a=name, b=other, type=kind))
+                    first = links.setdefault(frozenset((name, other)), TopologyLink(a=name, b=other, type=kind))
                     if first.type != kind:
                         pair = f"{first.a}-{first.b} is {first.type} in one row and {kind} in the other"
                         self._report(row.line, text, f"{pair}; the first is used")
-        return list(found.values())
+        return list(links.values())
 
     def _p2p_links(self) -> list[TopologyLink]:
         """Return the state of each pair; of two, the worse."""
-        header, found = self.p2p_header or self.header, dict[frozenset[str], TopologyLink]()
+        header, links = self.p2p_header or self.header, dict[frozenset[str], TopologyLink]()
         for name, states in self.p2p if header else ():
             for other, state in zip(header.devices if header else (), states, strict=False):
                 pair = frozenset((name, other))
-                if state != "X" and other != name and (pair not in found or found[pair].type == "OK"):
-                    first = found.get(pair, TopologyLink(a=name, b=other, type=state))
-                    found[pair] = TopologyLink(a=first.a, b=first.b, type=state)
-        return list(found.values())
+                if state != "X" and other != name and (pair not in links or links[pair].type == "OK"):
+                    first = links.get(pair, TopologyLink(a=name, b=other, type=state))
+                    links[pair] = TopologyLink(a=first.a, b=first.b, type=state)
+        return list(links.values())
 
     def why_no_matrix(self, text: str) -> str:
         """Return what a text without a matrix seems to be instead."""
