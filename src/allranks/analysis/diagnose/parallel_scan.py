@@ -66,9 +66,17 @@ def _signal(owner: str, file: int, line: int, end: _Exit) -> LogSignal:
         "said": said if kind == "sys.exit" and not said.startswith("exit code ") else "",
     }
     return LogSignal(
-        kind="fact", owner=owner, rule=-1, weight=0.5, passing=False, file=file, line=line, time=end.time, rank=end.rank, local=None,
-        task=None, host=end.host, text=f"rank {end.rank} on {end.host} ended with exit code {end.exitcode}", groups=groups,
-    )  # fmt: skip
+        kind="fact",
+        owner=owner,
+        weight=0.5,
+        file=file,
+        line=line,
+        time=end.time,
+        rank=end.rank,
+        host=end.host,
+        text=f"rank {end.rank} on {end.host} ended with exit code {end.exitcode}",
+        groups=groups,
+    )
 
 
 PARALLEL_BYTES = 48 << 20  # below this, starting processes costs more than it saves

@@ -27,17 +27,17 @@ class LogSignal(Struct, kw_only=True):
 
     kind: str
     owner: str
-    rule: int
     weight: float
-    passing: bool
     file: int
     line: int
-    time: float | None
-    rank: int | None
-    local: int | None
-    task: int | None
-    host: str | None
     text: str
+    rule: int = -1  # none: it was read from a record
+    passing: bool = False
+    time: float | None = None
+    rank: int | None = None
+    local: int | None = None
+    task: int | None = None
+    host: str | None = None
     groups: dict[str, str] = field(default_factory=dict)
     frames: tuple[str, ...] = ()
     places: tuple[str, ...] = ()  # of the same frames, ``file:line in function``

@@ -49,6 +49,7 @@ _ENDINGS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("collective_mismatch", r"the ranks are in different collectives|order of gradients is not the same"),
     )
 )
+_CONSEQUENCES = ("peer_died_first", "slurm_cancelled", "rendezvous_unreachable")
 _RANK_FAILED = re.compile(
     r"^(?:[^:]{0,80}; )?rank (?P<rank>\d+)(?: on (?P<host>\S+))? failed(?: after step \d+| before the first step)?: (?P<what>.*)",
     re.DOTALL,
@@ -152,9 +153,17 @@ def add_outcomes(case: DiagnosisCase, outcomes: Sequence[tuple[str, int, str, Ru
         case.names.append(name)
         case.scans.append(FileScan(file=len(case.names) - 1, lines=line))
         signal = LogSignal(
-            kind="fact", owner="run_outcome", rule=-1, weight=1.0, passing=False, file=len(case.names) - 1, line=line, time=None,
-            rank=failure.rank, local=None, task=None, host=failure.host, text=message, groups={"id": failure.id}, emitter="allranks",
-        )  # fmt: skip
+            kind="fact",
+            owner="run_outcome",
+            weight=1.0,
+            file=len(case.names) - 1,
+            line=line,
+            rank=failure.rank,
+            host=failure.host,
+            text=message,
+            groups={"id": failure.id},
+            emitter="allranks",
+        )
         case.signals.append(signal)
 
 
@@ -162,7 +171,7 @@ def apply_outcomes(case: DiagnosisCase, candidates: list[CandidateCause]) -> lis
     """Put the recorded end of a run first. What logs show counts beside it only if it says more about the same end."""
     for signal in case.facts("run_outcome"):
         name = signal.groups["id"]
-        finer = [c for c in candidates if c.id not in GENERAL and c.score >= 0.75 and not _is_consequence(c.id)]
+        finer = [c for c in candidates if c.id not in GENERAL and c.score >= 0.75 and c.id not in _CONSEQUENCES]
         lead = next((c for c in candidates if c.id == name), None)
         if lead is None and name in GENERAL and finer:
             lead = finer[0]
@@ -178,7 +187,3 @@ def apply_outcomes(case: DiagnosisCase, candidates: list[CandidateCause]) -> lis
         lead.elsewhere = lead.rank is None
         candidates = [lead, *(c for c in finer if c is not lead and name in GENERAL)]
     return candidates
-
-
-def _is_consequence(name: str) -> bool:
-    return name in ("peer_died_first", "slurm_cancelled", "rendezvous_unreachable")

@@ -45,12 +45,6 @@ SETS_PATHS_ONLY = lazy_regex(
     r"(?:activate|(?:conda|mamba)[\w-]*\.sh|bashrc|profile|modules?\.sh|init/(?:ba)?sh|lmod\S*|z00\S*)\Z"
 )
 # Modules of compilers, CUDA, Python and containers, which set paths, but neither addresses nor ports.
-SETS_NO_RENDEZVOUS = lazy_regex(
-    r"(?:cuda|gcc|gnu|python|anaconda|miniconda|miniforge|conda|mamba|nccl|openmpi|mpich|cudnn|cmake|git|singularity|apptainer|rocm|intel|"
-    r"nvhpc|nvidia|purge|StdEnv|arch|pytorch|tensorflow|PyTorch|Python|CUDA|GCC|cray|craype|LUMI|CrayEnv|partition|cpe|aws-ofi|libfabric|"
-    r"slurm|java|ninja|ffmpeg|arrow|httpproxy|hdf5)",
-    re.IGNORECASE,
-)
 STARTS = lazy_regex(
     r"\s*(?:srun|mpirun|mpiexec|jsrun|torchrun|deepspeed|accelerate\s+launch|python[\d.]*\s.*-m\s+torch\.distributed)\b"
 )
@@ -146,21 +140,17 @@ class JobDescription:
 
     @property
     def is_batch(self) -> bool:
+        """Return whether the file is a batch script of Slurm, whose request is read."""
         return bool(self.directives)
 
     @property
     def submits(self) -> bool:
         return bool(self.reading.submitted) or any(c.program in ("sbatch", "qsub", "bsub") for c in self.calls)
 
-    @property
-    def is_job(self) -> bool:
-        """Return whether the file is a batch script of Slurm, whose request is read."""
-        return self.is_batch
-
     @cached_property
     def runs_unattended(self) -> bool:
         """Return whether a batch system of any kind runs the file, so that it has no terminal."""
-        return self.is_job or bool(OTHER_BATCH_SYSTEMS.search(self.text))
+        return self.is_batch or bool(OTHER_BATCH_SYSTEMS.search(self.text))
 
     def heads(self, name: str) -> str | None:
         option = self.heading.get(name)
@@ -346,7 +336,8 @@ class JobDescription:
 
     @cached_property
     def sources_files(self) -> bool:
-        return any(c.program in ("source", ".") and _sets_anything(c) for c in self.calls)
+        sources = [[a.text for a in c.args if a.text[:1] != "-"] for c in self.calls if c.program in ("source", ".")]
+        return any(names and not SETS_PATHS_ONLY.search(names[0]) for names in sources)
 
     @cached_property
     def work(self) -> list[ProgramCall]:
@@ -439,16 +430,6 @@ class JobDescription:
 
     def line_of(self, offset: int) -> str:
         return self.lines.line(self.lines.place(offset)[0])
-
-
-def _sets_anything(call: ProgramCall) -> bool:
-    words = [a.text for a in call.args if not a.text.startswith("-")]
-    if call.program in ("source", "."):
-        return bool(words) and not SETS_PATHS_ONLY.search(words[0])
-    if call.program == "ml" or (call.program == "module" and words[:1] in (["load"], ["add"], ["use"], ["restore"])):
-        names = words[1:] if call.program == "module" else words
-        return any(not SETS_NO_RENDEZVOUS.match(name.rpartition("/")[2] if "/" not in name else name) for name in names)
-    return False
 
 
 def _runs_file(call: ProgramCall) -> bool:

@@ -306,7 +306,7 @@ class ProcessActivity(Struct, frozen=True):
 
 def detect_rank_outside_collective(case: DiagnosisCase) -> None:
     """Find the one rank outside the collective in which most ranks wait."""
-    standing = [s for scan in case.scans for s in _of_file(case, scan.file, scan.stacks)]
+    standing = [_activity(case, scan.file, stack) for scan in case.scans for stack in main_threads(scan.stacks)]
     waiting = [s for s in standing if s.doing == "collective"]
     others = [s for s in standing if s.doing != "collective"]
     if not waiting or len(others) > max(1, len(waiting)):
@@ -342,11 +342,6 @@ def _name(standing: ProcessActivity) -> str:
     )
 
 
-def _of_file(case: DiagnosisCase, file: int, stacks: list[ThreadStack]) -> list[ProcessActivity]:
-    """Return one process per main thread of a file, which may contain several dumps."""
-    return [_activity(case, file, stack) for stack in main_threads(stacks)]
-
-
 def _activity(case: DiagnosisCase, file: int, stack: ThreadStack) -> ProcessActivity:
     near = foreground_frames(stack.frames) or stack.frames
     doing = thread_activity(stack.frames)
@@ -366,9 +361,16 @@ def _activity(case: DiagnosisCase, file: int, stack: ThreadStack) -> ProcessActi
         or (case.rank_hosts.get(rank) if rank is not None else None)
     )
     signal = LogSignal(
-        kind="fact", owner="stack_head", rule=-1, weight=0.6, passing=False, file=file, line=stack.line, time=None, rank=rank, local=None,
-        task=None, host=host, text=f"{stack.head.strip()} {near[0]} ... {own}", groups={"file": case.names[file]},
-    )  # fmt: skip
+        kind="fact",
+        owner="stack_head",
+        weight=0.6,
+        file=file,
+        line=stack.line,
+        rank=rank,
+        host=host,
+        text=f"{stack.head.strip()} {near[0]} ... {own}",
+        groups={"file": case.names[file]},
+    )
     return ProcessActivity(doing, rank, host, own.replace(":", ", "), signal)
 
 
@@ -451,9 +453,15 @@ def _at(call: RecordedCall) -> str:
 
 def _signal(case: DiagnosisCase, file: int, rank: int, call: RecordedCall) -> LogSignal:
     return LogSignal(
-        kind="fact", owner="flight", rule=-1, weight=0.8, passing=False, file=file, line=1, time=None, rank=rank, local=None, task=None,
-        host=case.rank_hosts.get(rank), text=f"rank {rank}: collective {call.seq} {call.op} {call.sizes} {call.state}{_at(call)}",
-    )  # fmt: skip
+        kind="fact",
+        owner="flight",
+        weight=0.8,
+        file=file,
+        line=1,
+        rank=rank,
+        host=case.rank_hosts.get(rank),
+        text=f"rank {rank}: collective {call.seq} {call.op} {call.sizes} {call.state}{_at(call)}",
+    )
 
 
 MONITOR_SCORE = 0.97

@@ -581,7 +581,7 @@ def exit_code(job: JobDescription) -> Iterator[Violation]:
         return
     for outer in job.work:
         last = _end_of_pipe(job, outer) if outer.is_piped and not outer.in_substitution else None
-        if last is None or last.program != "tee" or outer.before == "||" or (outer.in_function and not job.is_job):
+        if last is None or last.program != "tee" or outer.before == "||" or (outer.in_function and not job.is_batch):
             continue
         launch = next((la for la in job.launches if la.call.starter is outer), None)
         what = launch.kind if launch and launch.kind != "python" else outer.program
@@ -591,7 +591,7 @@ def exit_code(job: JobDescription) -> Iterator[Violation]:
         elif _status_is_used(job, last):
             text = f"{what} is piped: $? below is the exit code of tee, not that of {what}"
         elif is_looked_at(job, outer) or not (
-            errexit or last.after in ("||", "&&") or job.is_job or outer.program == "srun"
+            errexit or last.after in ("||", "&&") or job.is_batch or outer.program == "srun"
         ):
             continue
         else:

@@ -71,7 +71,7 @@ def _certain_tasks(job: JobDescription, launch: LauncherCall) -> bool:
     good="srun torchrun --nnodes=2 --nproc_per_node=2 train.py",
 )
 def one_node(job: JobDescription) -> Iterator[Violation]:
-    if not job.is_job or not job.multi_node:
+    if not job.is_batch or not job.multi_node:
         return
     starters = [{c.program for c in la.call.under} for la in job.launches]
     together = any(names & SPREADING for names in starters)
@@ -335,7 +335,7 @@ SPREADS_ITSELF = lazy_regex(
     good="#SBATCH --nodes=2\nsrun python train.py",
 )
 def idle_nodes(job: JobDescription) -> Iterator[Violation]:
-    if not job.is_job or (job.nodes or 1) < 2 or not job.work:
+    if not job.is_batch or (job.nodes or 1) < 2 or not job.work:
         return
     if job.launches or job.chooses_launcher or sources_unknown(job) or re.search(r"\bRADICAL_|\bradical\b", job.text):
         return

@@ -310,7 +310,7 @@ SUBMIT_HOST = lazy_regex(r"\$\{?(?:SLURM_SUBMIT_HOST|PBS_O_HOST|LSB_SUB_HOST)\}?
 
 
 def _address_hits(job: JobDescription, name: str, value: str, offset: int, under_srun: bool) -> Iterator[Violation]:
-    if job.is_job and SUBMIT_HOST.search(value):
+    if job.is_batch and SUBMIT_HOST.search(value):
         text = f"{name} is the host on which sbatch was called, not a node of the job: no rank listens there"
         yield Violation(offset, text, severity="error")
         return
@@ -378,7 +378,7 @@ DRAWN = lazy_regex(
     "--rdzv_endpoint=$MASTER_ADDR:15000 train.py'",
 )
 def id_per_node(job: JobDescription) -> Iterator[Violation]:
-    if not job.multi_node and job.is_job:
+    if not job.multi_node and job.is_batch:
         return
     for launch in job.launches:
         option, nodes = launch.option("rdzv_id"), launch.value("nnodes")

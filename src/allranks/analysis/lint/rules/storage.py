@@ -102,7 +102,7 @@ def fixed(job: JobDescription) -> Iterator[Violation]:
         for path, offset in targets:
             if removed and re.fullmatch(r"/(?:dev/shm|tmp|var/tmp)/?\*?", path):
                 text = f"rm -r {path} removes the files of all your jobs and tasks on the node"
-                yield Violation(offset, text, severity=None if job.is_job else "note")
+                yield Violation(offset, text, severity=None if job.is_batch else "note")
             elif FIXED_NAME.match(path) and path.rstrip("/") not in seen:
                 seen.add(path.rstrip("/"))
                 yield Violation(offset, f"{path} has the same name for every user and every job", severity=severity)
