@@ -99,6 +99,7 @@ def _stale_names(page: Path, files: set[str], folders: set[str]) -> set[str]:
         paths += re.findall(r"`([\w/-]+(?:\.py|\.j2))`", text)
     if page == REPO / "CONTRIBUTING.md":
         paths += re.findall(r"`((?:[\w-]+/)+[\w.-]*)`", text)
+    paths = [p for p in paths if not re.search(r"/[A-Z]+\.py$", p)]  # an upper-case name stands for any
     return {
         *(m for m in modules if not NO_MODULES.match(m) and not _has_module(m, files)),
         *(p for p in paths if not p.startswith(NO_FILES) and not exists(p.rstrip("/"))),

@@ -58,7 +58,10 @@ def decide_environment(spec: RunSpec, job: NetworkJob, *, cpus: int, procs_per_n
     named = {item.name for item in decisions}
     rest = {name: value for name, value in spec.cluster.env.items() if name not in named}
     more = [EnvVar(name, value, "cluster.env", source="user") for name, value in rest.items()]
-    return [*apply_user_env(decisions, spec.cluster.env), *more, *_script_arguments(spec.script)]
+    if spec.script is not None and redact_arguments(spec.script.args) != spec.script.args:
+        reason = "script.args as a JSON list: one of them is a secret, and spec.yaml contains no secrets"
+        more.append(EnvVar(SCRIPT_ARGS, json.dumps(spec.script.args), reason, source="spec"))
+    return [*apply_user_env(decisions, spec.cluster.env), *more]
 
 
 TUNABLES = "GLIBC_TUNABLES"
@@ -117,14 +120,6 @@ def _gpu_decisions() -> list[EnvVar]:
     ]
 
 
-def _script_arguments(script: ScriptSpec | None) -> list[EnvVar]:
-    """Pass arguments that hold a secret through the environment: spec.yaml has placeholders for them."""
-    if script is None or redact_arguments(script.args) == script.args:
-        return []
-    reason = "script.args as a JSON list: one of them is a secret, and spec.yaml contains no secrets"
-    return [EnvVar(SCRIPT_ARGS, json.dumps(script.args), reason, source="spec")]
-
-
 def script_arguments(script: ScriptSpec, environment: dict[str, str]) -> list[str]:
     """Return the arguments of a user's program, the secret ones from the environment.
 
@@ -171,22 +166,15 @@ def secret_warnings(spec: RunSpec) -> list[str]:
     ]
 
 
-def _ranks(count: int) -> str:
-    return f"{count} rank{'s' * (count != 1)}"
-
-
 def _threads(spec: RunSpec, cpus: int, procs_per_node: int) -> EnvVar:
     name, given = "OMP_NUM_THREADS", spec.cluster.slurm.cpus_per_task
-    here = spec.cluster.launched_by.runs_here
-    if here or given:
-        cores, what = (cpus, "usable cores") if here else (given or 1, "cpus_per_task")
+    runs_here, ranks = spec.cluster.launched_by.runs_here, f"{procs_per_node} rank{'s' * (procs_per_node != 1)}"
+    if runs_here or given:
+        cores, what = (cpus, "usable cores") if runs_here else (given or 1, "cpus_per_task")
         value = str(threads_per_rank(cores, procs_per_node))
-        why = (
-            f"{cores} {what} / {_ranks(procs_per_node)} on the node; torchrun would set 1, plain Python all cores for "
-            "every rank"
-        )
+        why = f"{cores} {what} / {ranks} on the node; torchrun would set 1, plain Python all cores for every rank"
         return EnvVar(name, value, why)
-    return EnvVar(name, None, f"its usable cores / {_ranks(procs_per_node)}", source="nodes")
+    return EnvVar(name, None, f"its usable cores / {ranks}", source="nodes")
 
 
 def as_variables(decisions: list[EnvVar]) -> dict[str, str]:

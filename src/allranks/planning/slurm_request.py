@@ -47,13 +47,8 @@ _OWN_OPTIONS = {
 """Options of sbatch that contradict the plan."""
 MIN_MEM_BYTES = 256 << 20
 _MEMORY = r"(?i)(\d+(?:\.\d+)?)\s*([KMGT]?)B?"
-_MEMORY_UNITS = {
-    "": 1 << 20,
-    "K": 1 << 10,
-    "M": 1 << 20,
-    "G": 1 << 30,
-    "T": 1 << 40,
-}  # sbatch: without a letter, megabytes
+_MEMORY_UNITS = {"": 1 << 20, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+"""sbatch takes a number without a letter for megabytes."""
 _GPU_OPTIONS = ("gpus-per-node", "gres", "gpus-per-task", "gpus", "gpus-per-socket")
 _SHARED = r"(?:^|,)(?:gres[/:])?(?:shard|mps)\b"
 

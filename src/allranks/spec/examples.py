@@ -118,8 +118,7 @@ def starter_text(choices: StarterChoices, file: str) -> str:
     """Return the spec as YAML with comments. `file` is its path, for the commands in the first lines."""
     from jinja2 import Environment, StrictUndefined
 
-    blocks = {"trim_blocks": True, "lstrip_blocks": True}
-    environment = Environment(**blocks, undefined=StrictUndefined, autoescape=False)  # noqa: S701 - YAML
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)  # noqa: S701 - YAML
     environment.filters["scalar"] = _scalar
     template = environment.from_string((Path(__file__).parent / "starter.yaml.j2").read_text("utf-8"))
     values = asdict(choices) | {

@@ -67,9 +67,8 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FITS, CLOSE, TOO_LARGE, NOT_KNOWN = "fits", "close", "too large", "not known"
-ESTIMATE_ERROR = (
-    0.10  # relative error of the estimate: a run is only refused if it is too large even after subtracting it
-)
+ESTIMATE_ERROR = 0.10
+"""Relative error of the estimate: a run is only refused if it is too large even after subtracting it."""
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,9 +155,8 @@ def step_moments(model: ModelMemory, state: StrategyState, batch: MicroBatch, *,
     shapes, what, blocks = model.shapes, model.what, model.shapes.blocks
     recomputes = recomputation != RECOMPUTE_NONE
     hidden = batch.tokens * shapes.config.hidden * batch.stream
-    layers = {
-        id(block): BlockActivations(shapes.config, block, what, batch) for block in blocks
-    }  # equal blocks are one object
+    # equal blocks are one object
+    layers = {id(block): BlockActivations(shapes.config, block, what, batch) for block in blocks}
     whole = {key: layer.kept() for key, layer in layers.items()}
     passing = {key: layer.passing() for key, layer in layers.items()}
     if recomputation == RECOMPUTE_SELECTIVE:
@@ -245,10 +243,8 @@ def with_runtime(moments: list[Moment], config: ModelConfig, batch: MicroBatch, 
     recomputes_blocks = recomputes and plan.recomputation != RECOMPUTE_SELECTIVE
     hidden = batch.tokens * batch.stream * config.hidden
     widest = batch.tokens * batch.element * max(config.intermediate, config.expert_intermediate)
-    share = (
-        (hidden < MAPPED_BYTES[recomputes]) + (widest < MAPPED_BYTES[recomputes])
-    ) / 2  # of activations on the heap
-    share = max(share, SMALL_TENSORS if recomputes else 0.0)
+    on_heap = ((hidden < MAPPED_BYTES[recomputes]) + (widest < MAPPED_BYTES[recomputes])) / 2  # share of activations
+    share = max(on_heap, SMALL_TENSORS if recomputes else 0.0)
     most, found = 0, []
     if recomputes_blocks:  # later steps begin with the heap of the first one's backward
         most = max(m.parts.get("activations", 0) for m in moments)
@@ -256,9 +252,8 @@ def with_runtime(moments: list[Moment], config: ModelConfig, batch: MicroBatch, 
         now = moment.parts.get("activations", 0)
         most = max(most, now)
         if recomputes_blocks and moment.name != SETUP:
-            slack = HEAP_WITH_CHECKPOINTING * most - (
-                now if moment.name == LOSS else 0
-            )  # forward fills what backward left
+            filled = now if moment.name == LOSS else 0  # forward fills what backward left
+            slack = HEAP_WITH_CHECKPOINTING * most - filled
         else:
             slack = max(HEAP_FRAGMENTATION * now, HEAP_RETAINED * most - now)
         found.append(_more(moment, fixed, slack * share))

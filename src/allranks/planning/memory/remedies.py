@@ -31,13 +31,7 @@ from allranks.planning.memory.model_config import ConfigSource, find_config
 from allranks.planning.rank_environment import with_allocator
 from allranks.planning.records import LaunchPlan
 from allranks.spec.loader import parse_spec, spec_to_dict
-from allranks.spec.records import (
-    RECOMPUTE_AUTO,
-    RECOMPUTE_FULL,
-    RECOMPUTE_MODES,
-    RECOMPUTE_NONE,
-    RunSpec,
-)
+from allranks.spec.records import RECOMPUTE_AUTO, RECOMPUTE_FULL, RECOMPUTE_MODES, RECOMPUTE_NONE, RunSpec
 from allranks.spec.strategies import strategy_info
 from allranks.utils.machine import MachineFacts
 from allranks.utils.text import format_bytes

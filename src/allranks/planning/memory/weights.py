@@ -19,18 +19,10 @@ from allranks.planning.memory.model_config import ModelConfig
 from allranks.spec.records import AdapterSpec
 from allranks.spec.strategies.base import ModelSizes, UnitSizes
 
-CLASSIFICATION_HEADS = (
-    "classifier",
-    "score",
-)  # PEFT trains a new classification head in full, in a copy next to the frozen one
-FUSED_EXPERT_NAMES = (
-    "gate_proj",
-    "up_proj",
-    "down_proj",
-    "w1",
-    "w2",
-    "w3",
-)  # projections that transformers fuses in experts
+CLASSIFICATION_HEADS = ("classifier", "score")
+"""PEFT trains a new classification head in full, in a copy next to the frozen one."""
+FUSED_EXPERT_NAMES = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
+"""Projections that transformers fuses in experts."""
 
 
 class Weight(msgspec.Struct, frozen=True):

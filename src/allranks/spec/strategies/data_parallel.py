@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.spec.strategies.base import (
-    DEFAULT_BUCKET_MB,
-    Bucketed,
-    ModelSizes,
-    Options,
-    StrategyInfo,
-    StrategyState,
-)
+from allranks.spec.strategies.base import DEFAULT_BUCKET_MB, Bucketed, ModelSizes, Options, StrategyInfo, StrategyState
 
 
 def _replicated(m: ModelSizes, o: Options) -> StrategyState:

@@ -126,9 +126,8 @@ class FSDP2(ShardedWeights):
         done = m.gradient_bytes_before(at) - m.head_gradient_bytes
         # whole: the root, this block, the next one's all-gather; blocks behind have been freed
         blocks = (2 if at else 1) * self._largest if self._reshard else self._up_to[at]
-        flying = self._reduced * (
-            2 if at < len(m.blocks) - 1 else 1
-        )  # the buffer in transfer, and the copy for the next transfer
+        # the buffer in transfer, and the copy for the next transfer
+        flying = self._reduced * (2 if at < len(m.blocks) - 1 else 1)
         return {
             "gradients": self._ready(m.gradients if m.accumulates else done) + self._fresh + self._head(),
             "gathered_weights": self._root + blocks,

@@ -5,7 +5,6 @@ The arguments are completed from the spec, and the user's additions are checked 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -105,7 +104,7 @@ def complete_arguments(given: Any, asked: TrainerExpectations) -> Json:
     if given is not None and not isinstance(given, dict):
         raise SpecError(f"{KEY}: expected a mapping of TrainingArguments, got {given!r}")
     given = given or {}
-    settled = dict(_settled(asked))
+    settled = _settled(asked)
     problems = [p for name, value in given.items() if (p := _problem(str(name), value, settled))]
     if problems:
         raise SpecError(f"{KEY}: " + "; ".join(problems))
@@ -114,30 +113,32 @@ def complete_arguments(given: Any, asked: TrainerExpectations) -> Json:
     return {name: value for name, (value, _) in settled.items() if value is not None} | FIXED | free | later
 
 
-def _settled(asked: TrainerExpectations) -> Iterator[tuple[str, tuple[Any, str]]]:
-    """Return (argument, (its value, the spec key that sets it))."""
+def _settled(asked: TrainerExpectations) -> dict[str, tuple[Any, str]]:
+    """Return each argument's value, and the spec key that sets it."""
     train: TrainSpec = asked.train
-    yield "per_device_train_batch_size", (asked.micro_batch_size, "train.micro_batch_size")
-    yield (
-        "gradient_accumulation_steps",
-        (asked.grad_accum, "the accumulation (train.grad_accum, train.global_batch_size)"),
-    )
-    yield "learning_rate", (train.lr, "train.lr")
-    yield "lr_scheduler_type", (train.schedule, "train.schedule")
-    yield "warmup_steps", (train.warmup_steps, "train.warmup_steps")
-    yield "weight_decay", (train.weight_decay, "train.weight_decay")
-    yield "max_grad_norm", (train.max_grad_norm or 0.0, "train.max_grad_norm (0 is none)")
-    yield "max_steps", (train.max_steps, "train.max_steps")
-    yield "num_train_epochs", (train.epochs, "train.epochs")
-    yield "seed", (train.seed, "train.seed")
-    yield "optim", ("adamw_torch_fused", "the project's AdamW")
-    yield "adam_beta1", (ADAM_BETAS[0], "that of the project's AdamW")
-    yield "adam_beta2", (ADAM_BETAS[1], "that of the project's AdamW")
-    yield "adam_epsilon", (ADAM_EPS, "that of the project's AdamW")
-    # On CPUs both are needed: without use_cpu the model is not wrapped and the ranks diverge silently.
-    yield "use_cpu", (asked.device == "cpu", "cluster.device")
-    yield "ddp_backend", (asked.backend, "cluster.backend")
-    yield "ddp_find_unused_parameters", (asked.find_unused_parameters, "strategy.find_unused_parameters")
+    return {
+        "per_device_train_batch_size": (asked.micro_batch_size, "train.micro_batch_size"),
+        "gradient_accumulation_steps": (
+            asked.grad_accum,
+            "the accumulation (train.grad_accum, train.global_batch_size)",
+        ),
+        "learning_rate": (train.lr, "train.lr"),
+        "lr_scheduler_type": (train.schedule, "train.schedule"),
+        "warmup_steps": (train.warmup_steps, "train.warmup_steps"),
+        "weight_decay": (train.weight_decay, "train.weight_decay"),
+        "max_grad_norm": (train.max_grad_norm or 0.0, "train.max_grad_norm (0 is none)"),
+        "max_steps": (train.max_steps, "train.max_steps"),
+        "num_train_epochs": (train.epochs, "train.epochs"),
+        "seed": (train.seed, "train.seed"),
+        "optim": ("adamw_torch_fused", "the project's AdamW"),
+        "adam_beta1": (ADAM_BETAS[0], "that of the project's AdamW"),
+        "adam_beta2": (ADAM_BETAS[1], "that of the project's AdamW"),
+        "adam_epsilon": (ADAM_EPS, "that of the project's AdamW"),
+        # On CPUs both are needed: without use_cpu the model is not wrapped and the ranks diverge silently.
+        "use_cpu": (asked.device == "cpu", "cluster.device"),
+        "ddp_backend": (asked.backend, "cluster.backend"),
+        "ddp_find_unused_parameters": (asked.find_unused_parameters, "strategy.find_unused_parameters"),
+    }
 
 
 def _problem(name: str, value: Any, settled: dict[str, tuple[Any, str]]) -> str | None:
