@@ -297,14 +297,6 @@ def test_a_strategy_without_a_trace_fails_alone(tmp_path: Path, damage: str) -> 
     recommend_strategy(found, [good, bad])
 
 
-def test_a_strategy_that_failed_before_keeps_its_reason(tmp_path: Path) -> None:
-    found = unprofiled(tmp_path)
-    for one in found["ranks"]:
-        one["zero1"] = {"failed": "rank 0: RuntimeError: not today", "verified": {}, "repeats": []}
-    add_profiles(tmp_path, found)
-    assert [row.reasons for row in evaluate_strategies(found)] == [[], ["rank 0: RuntimeError: not today"]]
-
-
 def test_what_is_written_is_whole_and_safe(tmp_path: Any) -> None:
     both_ = both(error=1.0)
     done = write_comparison(RunDir(tmp_path), {**both_, "model": "<script>alert(1)</script>"})

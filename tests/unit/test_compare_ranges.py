@@ -13,35 +13,27 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from rich.console import Console
 from rich.table import Table
 
-from allranks.analysis.report.html import Link, Text
 from allranks.analysis.report.html import Table as HtmlTable
+from allranks.analysis.report.html import Text
 from allranks.analysis.trace.rank import RankResult, read_rank
 from allranks.cli.compare import FIRST_REMOVED
-from allranks.cli.compare import _show as show_comparison
-from allranks.cli.console import SafeConsole, narrow_table
+from allranks.cli.console import narrow_table
 from allranks.experiments.compare import trace_figures, write_comparison
-from allranks.experiments.gates import ComparisonRow, Spread, evaluate_strategies, find_spread, spread_of
+from allranks.experiments.gates import evaluate_strategies, find_spread
 from allranks.experiments.output import (
     csv_text,
     file_blocks,
     memory_table,
-    number_text,
     parts_table,
-    range_text,
     speed_table,
     traffic_table,
 )
 from allranks.rundir.paths import RunDir
 from allranks.spec.strategies import REGISTRY
-from allranks.utils.text import format_bytes
-from tests.sampling import examples
 from tests.unit.test_compare import WINDOW, measured, rank
-from tests.unit.test_machine_load import load
 
 PARTS = ("step_time_s", "forward_s", "backward_s", "optimizer_s")
 
@@ -136,40 +128,11 @@ def test_a_profile_that_contradicts_itself_has_no_shares() -> None:
     assert "-" in printed(parts_table(evaluate_strategies(found)))
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(st.floats(0, 1e12), st.lists(st.floats(0, 1e12), max_size=5))
-def test_a_range_includes_its_figure(value: float, values: list[float]) -> None:
-    found = spread_of(value, values)
-    assert found.min <= found.value <= found.max and all(found.min <= v <= found.max for v in values)
-
-
 def printed(table: Table, width: int = 80) -> str:
     console = Console(width=width, file=io.StringIO(), highlight=False)
     console.print(table)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
-
-
-def test_no_range_is_shown_where_there_is_none() -> None:
-    one = Spread(value=0.1, min=0.1, max=0.1, samples=1)
-    assert range_text(one, number_text) == range_text(None, number_text) == ""
-    assert range_text(Spread(value=2.0, min=1.99, max=2.0, samples=3), number_text) == "", "too small to be seen"
-    assert range_text(Spread(value=2.0, min=2**20, max=2**21, samples=3), format_bytes) == "1.0-2.0 MiB"
-    assert range_text(Spread(value=2.0, min=2**10, max=2**21, samples=3), format_bytes) == "1.0 KiB-2.0 MiB"
-    found = measured([{"zero1": rank()} for _ in range(2)])
-    shown = printed(speed_table(evaluate_strategies(found)))
-    assert re.search(r"zero1 +✓ ✓ ✓ +400 +- +100 +-\n", shown.replace(" \n", "\n")), shown
-
-
-def test_tables_show_each_figure_with_its_range() -> None:
-    rows = evaluate_strategies(three_repeats())
-    speed = printed(speed_table(rows))
-    assert re.search(r"zero1 +✓ ✓ ✓ +133 +100-200 +250 +150-350", speed), speed
-    parts = printed(parts_table(rows))
-    assert re.search(r"zero1 +125 +125 +125 +10% +20% +50%", parts), parts
-    assert re.search(r"\n +75\.0-175 +75\.0-175 +75\.0-175 +2-18% +10-90%", parts), parts
-    assert re.search(r"zero1 .* 90 B +70-90 B", printed(memory_table(rows, "zero1")))
-    assert "step s" in printed(speed_table(evaluate_strategies(three_repeats(scale=100))))
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0, 3e4])
@@ -189,23 +152,6 @@ def test_tables_fit_a_terminal_of_80_columns(scale: float) -> None:
         narrow, wide = ([line.rstrip() for line in printed(table, w).splitlines()] for w in (80, 200))
         assert narrow == wide, "\n".join(narrow)
         assert narrow_table(table, Console(width=80), FIRST_REMOVED) == []
-
-
-@pytest.mark.parametrize("width", [70, 60, 40])
-def test_below_80_columns_ranges_are_left_out_and_no_number_is_cut(width: int) -> None:
-    rows = evaluate_strategies(three_repeats())
-    for table in (speed_table(rows), parts_table(rows), traffic_table(rows), memory_table(rows, "zero1")):
-        full = printed(table, 200)
-        titles = [str(column.header) for column in table.columns]
-        removed = narrow_table(table, Console(width=width), FIRST_REMOVED)
-        assert table.columns[0].header == "strategy" and len(table.columns) + len(removed) == len(titles)
-        lines = printed(table, width).splitlines()
-        assert "…" not in "".join(lines) and max(map(len, lines)) <= width
-        assert all(word in full for line in lines for word in line.split())
-    table = speed_table(rows)
-    table.add_row("x" * 30, *["y" * 12] * 5)
-    narrow_table(table, Console(width=80), FIRST_REMOVED)
-    assert [str(column.header) for column in table.columns] == ["strategy", "gates", "tokens/s", "step ms"]
 
 
 def test_csv_and_json_have_the_ranges_and_all_earlier_columns(tmp_path: Path) -> None:
@@ -260,26 +206,6 @@ def page_of(root: Path, found: dict[str, Any]) -> str:
     return (root / "comparison.html").read_text()
 
 
-def test_charts_draw_ranges_to_scale(tmp_path: Path) -> None:
-    page = Page(page_of(tmp_path, three_repeats()))
-    # speed: 100 to 200 tokens/s around 133, and the longest is 200
-    assert page.lines[0] == pytest.approx((50.0, 50.0)) and page.bars[0] == pytest.approx(100 * 2 / 3, abs=0.01)
-    # step: 150 to 350 ms; three parts of 125 ms each, and the bar of the parts is the longest
-    assert page.lines[1] == pytest.approx((40.0, 53.333), abs=0.01) and page.bars[1:4] == pytest.approx(
-        [33.333] * 3, abs=0.01
-    )
-    assert page.lines[2] == pytest.approx((90.0, 10.0)), "state of 36 to 40 bytes"
-    assert len(page.lines) == 3 and all(left + width <= 100.001 for left, width in page.lines)
-
-
-def test_the_page_shows_ranges_in_its_tables(tmp_path: Path) -> None:
-    html = page_of(tmp_path, three_repeats())
-    for text in ("250<small>150 to 350</small>", "50%<small>10 to 90%</small>", "90 B<small>70 to 90 B</small>"):
-        assert re.search(f"<td[^>]*>{text}</td>", html), text
-    alone = page_of(tmp_path, measured([{"zero1": rank()} for _ in range(2)]))
-    assert "<small>" not in alone and "<b " not in alone and "there is one repeat" in alone
-
-
 def run_folder(root: Path, names: tuple[str, ...], ranks: int = 2) -> None:
     for name in names:
         for part, suffix in (("traces", "json.gz"), ("repeat0", "jsonl"), ("repeat2", "jsonl"), ("repeat10", "jsonl")):
@@ -309,56 +235,8 @@ def test_the_page_links_what_its_figures_come_from(tmp_path: Path) -> None:
     assert files_of(tmp_path, "zero1")[1].columns == ["strategy", "traces", "verified", "repeat 2", "repeat 10"]
 
 
-def test_many_ranks_have_one_link_and_what_is_missing_has_none(tmp_path: Path) -> None:
-    run_folder(tmp_path, ("zero1",), ranks=12)
-    results, files = files_of(tmp_path, "zero1", "zero2")
-    assert [row[0].links[0].text for row in files.rows] == ["zero1"], "zero2 left nothing"
-    assert files.rows[0][1].links == [Link("12 ranks", "compare/zero1/traces/")]
-    assert [link.href for link in results.links] == ["compare/measured.json"]
-
-
-def test_repeats_that_do_not_count_are_told_from_those_that_do(tmp_path: Path) -> None:
-    found = three_repeats()
-    taken = {"host": "n1", **load(0, 0.0, 0.5)}
-    for one in found["ranks"]:
-        repeats = one["zero1"]["repeats"]
-        repeats += [{**repeats[0], "load": taken}] * 2
-    html = page_of(tmp_path, {**found, "repeats": 3})
-    assert "3 alternating repeats (up to 2 more where the machine was overloaded)" in html
-    assert "2 of 5 repeats are not counted" in html and "min to max of the 3 repeats that count" in html
-    assert 'data-is="equal work"' in html and 'href="#gates"' in html, "the names of cells on a phone, and navigation"
-
-
 def test_a_name_cannot_lead_out_of_the_page(tmp_path: Path) -> None:
     name = "javascript:alert(1)"
     run_folder(tmp_path, (name,))
     hrefs = [row[0].links[0].href for row in files_of(tmp_path, name)[1].rows]
     assert hrefs == ["compare/javascript%3Aalert%281%29/"]
-
-
-def test_rows_without_figures_have_no_range() -> None:
-    found = measured([{"zero1": rank(error=1.0)} for _ in range(2)])
-    rows: list[ComparisonRow] = evaluate_strategies(found)
-    assert (
-        rows[0].figures is None and "zero1" in printed(speed_table(rows)) and "zero1" not in printed(parts_table(rows))
-    )
-
-
-@pytest.mark.parametrize(("count", "words"), [(3, "min-max of 3 repeats"), (1, "one repeat has no range")])
-def test_the_terminal_output_says_what_the_ranges_are_of(tmp_path: Path, count: int, words: str) -> None:
-    found = three_repeats()
-    for one in found["ranks"]:
-        one["zero1"]["repeats"] = one["zero1"]["repeats"][:count]
-    for one in found["ranks"]:
-        one["zero1"]["verified"]["error"] = 0.0  # gives a remark, which follows the tables
-    done = write_comparison(RunDir(tmp_path), {**found, "repeats": count})
-
-    def shown(width: int) -> list[str]:
-        out = io.StringIO()
-        show_comparison(SafeConsole(width=width, file=out), done)
-        return [line.rstrip() for line in out.getvalue().partition("zero1: ")[0].splitlines()]
-
-    assert shown(80) == shown(200), "tables and notes fit 80 columns"
-    assert words in "\n".join(shown(80))
-    titles = ["Speed", "Parts of a step, ms", "Traffic per step", "Memory per rank"]
-    assert [line for line in shown(80) if line in titles] == titles

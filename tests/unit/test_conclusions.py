@@ -129,38 +129,11 @@ def test_nothing_is_predicted_for_fewer_ranks_than_were_measured() -> None:
     assert {p.ranks for p in predicted} <= {256, 1024}
 
 
-def test_memory_is_compared_only_where_it_differs() -> None:
-    memory = {"peak_bytes": 970, "state_bytes": 100}
-    assert "Least memory" not in said(
-        row("fast"), row("b", memory=memory, tokens_per_s={"median": 10.0, "min": 9.0, "max": 11.0})
-    )
-    memory = {"peak_bytes": 500, "state_bytes": 100}
-    text = said(row("fast"), row("b", memory=memory, tokens_per_s={"median": 500.0, "min": 490.0, "max": 510.0}))
-    assert (
-        "Least memory: b, peak 500 B against 1000 B of fast, 50% slower here. 300 B of it are weights, gradients and optimizer state."
-        in text
-    )
-    text = said(
-        row("fast"),
-        row("b", memory=memory | {"state_bytes": 400}, tokens_per_s={"median": 990.0, "min": 940.0, "max": 1040.0}),
-    )
-    assert "not distinguishable in speed." in text and "of it are" not in text and "grow" not in text
-
-
 def test_strategies_whose_ranges_overlap_are_not_told_apart() -> None:
     near, slow = {"median": 990.0, "min": 940.0, "max": 1040.0}, {"median": 1.0, "min": 1.0, "max": 1.0}
     text = said(row("a"), row("b", tokens_per_s=near), row("c", tokens_per_s=slow))
     assert "Fastest on 2 ranks on 1 node (cpu): a with 1,000 tokens/s [950 to 1,050]" in text
     assert "Not distinguishable from it in this measurement: b." in text
-
-
-def test_no_row_with_figures_gives_no_recommendation() -> None:
-    failed = ComparisonRow(strategy="a", gates=PASSED, reasons=["x"], marks=[], parity_error=None, figures=None)
-    assert recommend_strategy(measured([failed]), [failed]) == (
-        ["No strategy passed its gates, so there is no recommendation."],
-        None,
-        [],
-    )
 
 
 NUMBER = st.floats(0, 1e9)

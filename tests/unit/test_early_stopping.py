@@ -51,14 +51,6 @@ def test_the_evaluation_before_the_first_step_does_not_count() -> None:
     assert (stopping.best_step, stopping.reason) == (1, None)
 
 
-def test_the_reason_names_loss_step_and_keys() -> None:
-    stopping = EarlyStopping(1, 0.5)
-    stopping.replay([(10, 2.0), (20, 1.75)])
-    assert stopping.reason == (
-        "the held-out loss was not lower by more than 0.5 than 2 (step 10) in 1 evaluation in a row (eval.patience 1)"
-    )
-
-
 def test_earlier_attempts_count_without_what_was_repeated() -> None:
     events: list[dict[str, Any]] = [
         {"event": "eval", "step": 5, "loss": 3.0},
@@ -156,18 +148,6 @@ BASE: dict[str, Any] = {"model": {"name": "tiny:mistral"}, "data": {"source": "b
 def test_what_contradicts_is_refused_with_its_keys(sections: dict[str, Any], words: str) -> None:
     with pytest.raises(SpecError, match=words):
         parse_spec({**BASE, **{k: {**BASE.get(k, {}), **v} for k, v in sections.items()}})
-
-
-@pytest.mark.parametrize(
-    "sections",
-    [
-        {"eval": {"patience": 1, "every": 5, "min_delta": 0.01}},
-        {"checkpoint": {"keep_best": True, "every": 3}, "eval": {"every": 6}},
-        {"checkpoint": {"keep_best": True, "every": 6, "at_end": False}, "eval": {"every": 6, "at_end": False}},
-    ],
-)
-def test_what_fits_is_taken(sections: dict[str, Any]) -> None:
-    parse_spec({**BASE, **sections})
 
 
 def test_metrics_say_the_best_and_the_early_end() -> None:

@@ -114,14 +114,6 @@ def test_the_first_collective_that_did_not_end_decides_in_each_group_by_itself()
     assert "in which rank 2 waits" in found.sentence
 
 
-def test_more_ranks_than_a_line_holds_are_counted() -> None:
-    late = [rank(i, calls=[call(1, done=True)], stack=READS) for i in range(10)]
-    found = verdict(*late, *(rank(i, calls=[call(1, done=True), call(2)]) for i in range(10, 21)))
-    assert named(found) == list(range(10))
-    assert "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 2 more" in found.sentence
-    assert "11 other ranks wait" in found.sentence
-
-
 def test_what_the_lone_rank_does_gives_the_failure_its_name() -> None:
     def kind(**more: Any) -> str:
         return verdict(rank(0), rank(1, **{"part": "forward", "stack": READS, **more}), rank(2)).kind
@@ -225,16 +217,6 @@ def test_a_process_whose_interpreter_is_held_is_named() -> None:
     assert named(verdict(rank(0), rank(1, python_silent_s=8.0, silent_s=8.0))) == []  # it is in the collective
 
 
-def test_a_rank_whose_heartbeat_failed_is_not_named_for_it() -> None:
-    """Its thread died while torch was imported: all else says that it waits like the others."""
-    found = verdict(
-        rank(0, calls=[call(2)]),
-        rank(1, calls=[], python_silent_s=200.0, silent_s=6.0, monitor_error="AttributeError: is_initialized"),
-    )
-    assert named(found) == []
-    assert found.notes == ["rank 1: its heartbeat failed: AttributeError: is_initialized"]
-
-
 def test_what_is_missing_of_a_rank_is_no_evidence_against_it() -> None:
     unseen = [NodeEvidence(node=0, host="n1", time=104.0, ranks=[rank(0)])]
     found = analyze_hang(unseen, {0: "n1", 1: "n1"}, ALARM, 1, 106.0)
@@ -307,12 +289,6 @@ def test_ranks_that_are_in_no_collective() -> None:
     alike = verdict(rank(0, stack=READS, **same), rank(1, stack=READS, **same))
     assert named(alike) == []
     assert "none is in a collective" in alike.sentence
-
-
-def test_where_the_lone_rank_stands_is_told() -> None:
-    found = verdict(rank(0, stack=READS))
-    assert named(found) == []
-    assert "the only rank is in /home/u/rows.py:12 in read" in found.sentence
 
 
 def test_a_process_that_has_ended_is_named_only_if_nobody_else_is() -> None:

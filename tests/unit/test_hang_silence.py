@@ -22,9 +22,8 @@ from allranks.launch.channel_protocol import Orders
 from allranks.launch.monitor import evidence as collect
 from allranks.launch.monitor import hang_watch, procfs
 from allranks.launch.monitor.evidence import EvidenceCollector, save_evidence
-from allranks.launch.monitor.hang_rules import write_hang_report
 from allranks.launch.monitor.hang_watch import HangMonitor, ScriptSilence, WatchedNode
-from allranks.launch.monitor.records import HangAlarm, NodeEvidence, RankEvidence, StackFrame, StalledRank
+from allranks.launch.monitor.records import HangAlarm, NodeEvidence, RankEvidence, StackFrame
 from allranks.planning.records import Limits
 from allranks.rundir.files import read_json
 from allranks.rundir.heartbeat import Heartbeat, HeartbeatPage, HeartbeatWriter, page_paths
@@ -350,17 +349,6 @@ def test_a_users_own_program_is_examined_once_both_nodes_are_silent(
     )
 
 
-def test_an_examination_that_the_driver_asks_for_needs_no_silence_here(tmp_path: Path) -> None:
-    channel, raised, ended = DeafChannel(), [], []
-    channel.orders = Orders(collect=ALARM, end="ranks made no progress")
-    watched = watch_of(tmp_path, node=1, collector=Looker(evidence(1)), channel=channel, raised=raised, ended=ended)
-    pulse_of(watched, 1)
-    watched.start()
-    watched.join(20)
-    assert ([e.node for e in channel.sent], ended, raised) == ([1], [1], [])
-    assert read_json(RunDir(tmp_path).hang_node(1, 1))["host"] == "n1"
-
-
 def test_ranks_are_ended_only_after_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hang_watch, "VERDICT_S", 1000.0)
     channel, ended = DeafChannel(), []
@@ -374,20 +362,6 @@ def test_ranks_are_ended_only_after_the_verdict(tmp_path: Path, monkeypatch: pyt
     channel.orders = Orders(collect=ALARM, end="ranks made no progress")
     thread.join(20)
     assert ended == [0]
-
-
-def test_a_driver_that_never_answers_is_waited_for_in_a_bounded_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hang_watch, "VERDICT_S", 0.5)
-    ended: list[int] = []
-    watched = watch_of(tmp_path, collector=Looker(evidence(0)), ended=ended)
-    thread = threading.Thread(target=watched._examine, args=(ALARM,), daemon=True)
-    began = time.monotonic()
-    thread.start()
-    thread.join(20)
-    assert ended == [0]
-    assert time.monotonic() - began >= 0.5
 
 
 def test_a_record_that_is_too_large_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -634,13 +608,6 @@ def test_the_work_of_children_counts() -> None:
         process.wait()
 
 
-@pytest.mark.parametrize(
-    ("state", "over"), [("Z a zombie", True), ("X dead", True), ("gone", True), ("T stopped", False)]
-)
-def test_states_of_processes_that_will_not_run_again(state: str, over: bool) -> None:
-    assert procfs.is_ended_state(state) == over
-
-
 def test_the_main_thread_is_the_one_that_runs_the_program() -> None:
     start = '  File "/repo/src/allranks/launch/rank.py", line 40 in main\n'
     loads = 'Thread 0x01 (most recent call first):\n  File "/home/u/lib.py", line 4 in load\n  File "/home/u/p.py", line 2 in <module>\n'
@@ -657,24 +624,6 @@ def test_the_main_thread_is_the_one_that_runs_the_program() -> None:
     assert blocking_location(main_thread_frames(ours + '  File "/home/u/own.py", line 3 in main\n' + start)).startswith(
         "/home/u/own.py:3"
     )
-
-
-def test_an_event_stands_with_the_rank_that_fell_out(tmp_path: Path) -> None:
-    from allranks.launch.monitor.records import HangReport
-
-    run = RunDir(tmp_path)
-    run.events.mkdir()
-    run.hang(1).mkdir(parents=True)
-    stalled = [StalledRank(rank=r, host="n1", why="w", where="x.py:1 in f") for r in (2, 3)]
-    write_hang_report(
-        run, HangReport(attempt=1, kind="k", sentence="s", stalled=stalled, waiting=[], alarm=ALARM, judged=12.0)
-    )
-    event = json.loads(run.events_of(2).read_text())
-    assert (event["ranks"], event["host"], event["where"], event["kind"]) == ([2, 3], "n1", "x.py:1 in f", "k")
-    write_hang_report(
-        run, HangReport(attempt=1, kind="k", sentence="s", stalled=[], waiting=[], alarm=ALARM, judged=12.0)
-    )
-    assert json.loads(run.events_of(0).read_text())["ranks"] == []
 
 
 def test_a_stopped_process_has_no_more_time_in_long_phases(tmp_path: Path) -> None:

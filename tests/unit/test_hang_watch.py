@@ -23,7 +23,7 @@ from allranks.rundir.files import read_json
 from allranks.rundir.heartbeat import _LIVE, _LIVE_AT, _TEXT_AT, PAGE_SIZE, HeartbeatPage, HeartbeatWriter, page_paths
 from allranks.rundir.paths import RunDir
 from allranks.spec.loader import parse_spec
-from tests.unit.hang_driver import DeafChannel, InProcessDriver
+from tests.unit.hang_driver import InProcessDriver
 
 FAULTHANDLER = """Thread 0x00007f01 (most recent call first):
   File "/repo/src/allranks/train/rank_hooks.py", line 56 in _live
@@ -161,15 +161,6 @@ def test_a_rank_is_asked_for_its_record_and_answers() -> None:
     assert page.answered
 
 
-def test_words_of_the_last_phase_are_not_those_of_the_next() -> None:
-    page, pulse = pair()
-    pulse.part("backward")
-    pulse.phase("save")
-    beat = page.read()
-    assert beat is not None
-    assert (beat.phase, beat.part) == ("save", "")
-
-
 @pytest.mark.parametrize(("text", "size"), [(b'{"default', 9), (b"{}", PAGE_SIZE), (b"{}", -1)])
 def test_a_page_that_is_half_written_is_read_as_far_as_it_goes(text: bytes, size: int) -> None:
     page, pulse = pair()
@@ -180,13 +171,6 @@ def test_a_page_that_is_half_written_is_read_as_far_as_it_goes(text: bytes, size
     beat = page.read()
     assert beat is not None
     assert (beat.phase, beat.sequences, beat.alive_at) == ("first step", {}, 7.0)
-
-
-def test_of_a_dump_no_more_is_read_than_is_asked_for() -> None:
-    page = HeartbeatPage()
-    os.write(page.stacks, b"x" * 1000)
-    assert len(page.stack_text(400)) == 400
-    assert len(page.stack_text(4000)) == 1000
 
 
 @pytest.mark.parametrize(
@@ -266,22 +250,3 @@ def test_the_watch_takes_stacks_of_a_silent_process_and_the_driver_judges(tmp_pa
     assert not any(SECRET in path.read_text() for path in written)
     assert [len(e.ranks) for e in driver.sent] == [2]
     assert SECRET not in msgspec.json.encode(driver.sent).decode()
-
-
-def test_a_watch_that_saw_nothing_writes_nothing_and_ends_no_rank(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    ended: list[int] = []
-    watch = HangMonitor(
-        WatchedNode(run, 1, 0, "h", "h", {0: HeartbeatPage()}),
-        Limits(step_s=1.0, long_s=60.0),
-        EvidenceCollector(run, 1, 0, "h", None, ""),
-        DeafChannel(),
-        raise_alarm=lambda alarm: ended.append(1),
-        end=lambda: ended.append(2),
-    )
-    watch.start()
-    time.sleep(1.2)  # two looks
-    watch.stop()
-    assert not watch.is_alive()
-    assert ended == []
-    assert not run.hang(1).parent.exists()

@@ -20,7 +20,7 @@ from allranks.launch.resumption import (
 )
 from allranks.planning.memory import make_plan
 from allranks.planning.records import LaunchPlan
-from allranks.rundir.files import SCHEMA_VERSION, UNVERSIONED, read_record, write_json
+from allranks.rundir.files import SCHEMA_VERSION, read_record, write_json
 from allranks.rundir.paths import RunDir
 from allranks.spec import RunSpec, parse_spec
 from allranks.utils.machine import MachineFacts
@@ -167,12 +167,6 @@ def test_a_run_of_another_version_is_refused_by_its_plan_and_not_by_its_spec(
         api.resume(run.root)
     assert caught.value.exit_code == 2 and f"{run.plan} {words}" in str(caught.value)
     assert f"has schema_version {SCHEMA_VERSION}: use the version of allranks that wrote it" in str(caught.value)
-
-
-def test_a_plan_without_a_version_is_older_than_all_that_have_one(run: RunDir) -> None:
-    assert planned(parse_spec(RAW)).schema_version == SCHEMA_VERSION
-    plan = {k: v for k, v in read_record(run.plan).items() if k != "schema_version"}
-    assert msgspec.convert(plan, LaunchPlan).schema_version == UNVERSIONED < SCHEMA_VERSION
 
 
 def test_a_weights_only_checkpoint_has_its_batch_from_the_plan(run: RunDir) -> None:

@@ -154,17 +154,6 @@ def test_a_look_at_the_events_of_many_ranks_opens_few_files(tmp_path: Path, monk
     assert tail.rest() == []
 
 
-@pytest.mark.parametrize("world_size", [1, 2, FILES_PER_POLL, FILES_PER_POLL + 1])
-def test_the_rest_of_the_events_is_what_no_look_has_returned(tmp_path: Path, world_size: int) -> None:
-    run = RunDir(tmp_path)
-    run.events.mkdir()
-    for rank in range(world_size):
-        run.events_of(rank).write_text(f'{{"event": "step", "time": {rank}.0, "rank": {rank}}}\n')
-    tail = EventTail(run, world_size)
-    first, rest = ([e["rank"] for e in found] for found in (tail.new(), tail.rest()))
-    assert (len(first), sorted(first + rest)) == (min(world_size, FILES_PER_POLL), list(range(world_size)))
-
-
 def test_secrets_are_hidden() -> None:
     assert is_secret_name("HF_TOKEN")
     assert is_secret_name("WANDB_API_KEY")

@@ -11,8 +11,6 @@ import pytest
 from allranks.analysis.metrics import (
     expert_load,
     mfu,
-    quantile,
-    step_times,
     summarize,
     wall_time,
     without_repeated_steps,
@@ -90,21 +88,10 @@ def test_logging_seldom_changes_no_total() -> None:
         assert a[key] == pytest.approx(b[key]), key
 
 
-def test_of_steps_that_are_logged_together_those_of_warm_up_are_left_out() -> None:
-    together = [{"step": 4, "step_times_s": [9.0] * 4}, {"step": 8, "step_times_s": [9.0, 1.0, 2.0, 3.0]}]
-    assert step_times(together, 5) == [1.0, 2.0, 3.0]
-
-
 def test_short_runs_have_no_speed() -> None:
     m = summarize("x", SPEC, PLAN, {0: [step(n, 1.0, 10) for n in range(1, 6)]}, "succeeded")
     assert m["tokens_per_s"] is None
     assert m["step_time_s"] is None
-
-
-def test_nothing_at_all_still_gives_a_summary() -> None:
-    m = summarize("x", SPEC, PLAN, {}, "failed")
-    assert m["steps"] == 0
-    assert m["sync_proof"] is None
 
 
 def test_steps_done_twice_count_once() -> None:
@@ -193,14 +180,6 @@ def test_attention_is_counted_beside_the_parameters() -> None:
     assert with_model(attention_window=SPEC.data.max_length)["mfu_with_attention"] is not None
 
 
-def test_a_run_from_before_has_no_figure_of_attention() -> None:
-    model = {"event": "model", "time": 0.0, **used("NVIDIA H200", 7e9, 0)}
-    steps = [step(n, 1.0, 1000) for n in range(1, 9)]
-    for more in ({}, {"attention_flops_per_pair": 100}):
-        found = summarize("r", SPEC, make_plan(SPEC, facts(gpus=8)), {0: [{**model, **more}, *steps]}, "succeeded")
-        assert found["mfu"] is not None and found["mfu_with_attention"] is found["attention_flops_per_token"] is None
-
-
 @pytest.mark.parametrize("first", [0, 1], ids=["rank 0 starts first", "rank 1 starts first"])
 @pytest.mark.parametrize("resumed_from", [5, None], ids=["resumed", "from the beginning"])
 def test_wall_time_leaves_out_what_lies_between_attempts(first: int, resumed_from: int | None) -> None:
@@ -275,11 +254,6 @@ def test_loopback_is_no_traffic_of_the_network(monkeypatch: pytest.MonkeyPatch) 
     assert [found[name] for name in names] == [10, 14, 7]
 
 
-def test_quantile() -> None:
-    assert quantile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.5
-    assert quantile([1.0], 0.9) == 1.0
-
-
 def test_schedules() -> None:
     linear = TrainSpec(lr=1.0, warmup_steps=2)
     assert [learning_rate(linear, s, 4) for s in range(5)] == [0.5, 1.0, 1.0, 0.5, 0.0]
@@ -309,14 +283,6 @@ def test_a_ranks_own_error_is_blamed_before_later_kills() -> None:
     found = find_first_failure([end(0, 1, 4.9), end(1, -9, 4.0), end(2, 1, 5.0)], [echo, own], {})
     assert found is not None
     assert (found.rank, found.cause) == (2, "ValueError")
-
-
-def test_a_rank_that_left_is_blamed_for_the_errors_of_those_that_lost_their_store() -> None:
-    text = "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"
-    lost = error(1, text, 2.0, "DistNetworkError")
-    found = find_first_failure([end(0, 0, 1.5), end(1, 1, 2.1)], [lost], {}, finished={0: 1.4})
-    assert found is not None
-    assert (found.rank, found.cause) == (0, "exit code 0")
 
 
 def test_ranks_ended_by_the_clean_up_are_not_blamed() -> None:

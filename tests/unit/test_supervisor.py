@@ -127,11 +127,6 @@ def test_ranks_that_end_well_or_were_ended_by_their_agent_are_no_failure(two: Cl
     assert not two.tick().end
 
 
-def test_exit_code_0_before_the_work_was_done_is_a_failure(two: Cluster) -> None:
-    two.report(1, ends=[failed(1, 0, done=False)])
-    assert two.tick().end
-
-
 @pytest.mark.parametrize(("how", "node_lost"), [(CLOSED, None), (UNREACHABLE, True)])
 def test_an_agent_whose_connection_stays_closed_is_gone(two: Cluster, how: str, node_lost: bool | None) -> None:
     two.close(1, how)
