@@ -1,4 +1,7 @@
-"""Runs cases one after another and writes the table: ``python -m tests.chaos [--only REGEX] [--table FILE] [--lock FILE]``."""
+"""Run cases one after another and write the table.
+
+``python -m tests.chaos [--only REGEX] [--table FILE] [--lock FILE]``
+"""
 
 from __future__ import annotations
 

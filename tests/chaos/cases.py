@@ -1,12 +1,13 @@
 """The cases: what is done to a run, when, and what must come of it.
 
-Rank, step and delay of a case are drawn from one fixed seed and the case's name, so that a case is the same in every run
-and does not change when others are added.
+Rank, step and delay of a case are drawn from one fixed seed and the case's name, so that a case is the same in every
+run and does not change when others are added.
 """
 
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -29,7 +30,10 @@ class Plant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
-    """Something done from outside. ``what`` is a signal's name or a verb of the harness, ``after_s`` seconds after the one before."""
+    """Something done from outside, ``after_s`` seconds after the one before.
+
+    ``what`` is a signal's name or a verb of the harness.
+    """
 
     target: str
     what: str
@@ -90,7 +94,9 @@ def blames(rank: int, world: int) -> tuple[str, ...]:
     return tuple(rf"rank {other} (on \S+ )?failed" for other in range(world) if other != rank)
 
 
-def _make(launcher: str, phase: str, target: str, what: str, **more: Any) -> Case:
+def _make(launcher: str, fault: str, **more: Any) -> Case:
+    """A case of a `fault` such as ``training rank KILL``: its phase, its target and what is done."""
+    phase, target, what = fault.split()
     nodes = more.pop("nodes", 1 if launcher == "local" else 2)
     world = nodes if launcher == "slurm" else 2
     name = f"{launcher}-{phase}-{target}-{what}" + more.pop("suffix", "")
@@ -153,7 +159,7 @@ STOPPED = r"(?i)stop|interrupt|cancel|closed|hang ?up|SIGHUP"
 
 
 def _local() -> list[Case]:
-    make = _make
+    make = partial(_make, "local")
     cases = [_raised("local", where) for where in ("prepare", "build", "step", "eval", "save", "end")]
     cases.append(
         Case(
@@ -171,22 +177,19 @@ def _local() -> list[Case]:
     )
     # ranks
     for phase, more in (("joining", {}), ("training", {}), ("saving", SAVING), ("ending", ENDING)):
-        case = make("local", phase, "rank", "KILL", bound_s=20, resume=phase in ("training", "saving") or None, **more)
+        case = make(f"{phase} rank KILL", bound_s=20, resume=phase in ("training", "saving") or None, **more)
         never = (*NEVER, *blames(case.rank, 2), NOT_STARTED)
         cases.append(msgspec.structs.replace(case, says=rf"rank {case.rank}\b.*SIGKILL", never=never))
-    stopped = make("local", "training", "rank", "STOP", spec={"observe": {"hang_s": 5}}, bound_s=45, resume=True)
+    stopped = make("training rank STOP", spec={"observe": {"hang_s": 5}}, bound_s=45, resume=True)
     cases.append(msgspec.structs.replace(stopped, says=rf"rank {stopped.rank}\b"))
-    cases.append(make("local", "training", "rank", "TERM", bound_s=20, says=STOPPED, resume=True))
+    cases.append(make("training rank TERM", bound_s=20, says=STOPPED, resume=True))
     # the agent
     says_agent = r"(?i)agent.*(SIGKILL|signal 9|killed)|(SIGKILL|signal 9|killed).*agent"
     for phase, more in (("start", {}), ("training", {"usual": True}), ("saving", SAVING), ("ending", ENDING)):
         resume = phase in ("training", "saving") or None
         cases.append(
             make(
-                "local",
-                phase,
-                "agent",
-                "KILL",
+                f"{phase} agent KILL",
                 bound_s=20,
                 codes=(0, 1) if phase == "ending" else (1,),
                 says=says_agent,
@@ -196,75 +199,41 @@ def _local() -> list[Case]:
                 **more,
             )
         )
-    cases.append(
-        make(
-            "local",
-            "training",
-            "agent",
-            "STOP",
-            steps=FINITE,
-            bound_s=60,
-            codes=(0, 1),
-            says=r"(?i)agent",
-            defect=10,
-        )
-    )
+    cases.append(make("training agent STOP", steps=FINITE, bound_s=60, codes=(0, 1), says=r"(?i)agent", defect=10))
     then_int = (Action(target="agent", what="STOP"), Action(target="command", what="INT", after_s=1.0))
     cases.append(
-        make(
-            "local",
-            "training",
-            "agent",
-            "STOP",
-            suffix="+INT",
-            actions=then_int,
-            bound_s=20,
-            says=STOPPED,
-            resume=True,
-            defect=10,
-        )
+        make("training agent STOP", suffix="+INT", actions=then_int, bound_s=20, says=STOPPED, resume=True, defect=10)
     )
-    cases.append(make("local", "training", "agent", "TERM", bound_s=30, says=STOPPED, resume=True))
+    cases.append(make("training agent TERM", bound_s=30, says=STOPPED, resume=True))
     # the command
-    cases.append(make("local", "planning", "command", "INT", bound_s=10))
-    cases.append(make("local", "planning", "command", "HUP", bound_s=10, codes=(1, -1)))
+    cases.append(make("planning command INT", bound_s=10))
+    cases.append(make("planning command HUP", bound_s=10, codes=(1, -1)))
     for phase, more in (("start", {}), ("training", {"resume": True}), ("saving", SAVING), ("ending", ENDING)):
         codes = (0, 1) if phase == "ending" else (1,)
-        cases.append(make("local", phase, "command", "INT", bound_s=15, codes=codes, says=STOPPED, **more))
+        cases.append(make(f"{phase} command INT", bound_s=15, codes=codes, says=STOPPED, **more))
     for phase, more in (("start", {}), ("training", {"resume": True}), ("saving", SAVING)):
-        cases.append(make("local", phase, "command", "TERM", bound_s=45, says=STOPPED, **more))
+        cases.append(make(f"{phase} command TERM", bound_s=45, says=STOPPED, **more))
     for phase, more in (("start", {}), ("training", {"resume": True}), ("saving", SAVING)):
-        cases.append(make("local", phase, "command", "HUP", bound_s=45, says=STOPPED, **more))
+        cases.append(make(f"{phase} command HUP", bound_s=45, says=STOPPED, **more))
     for phase, more in (("start", {}), ("training", {"resume": True}), ("saving", SAVING)):
-        cases.append(make("local", phase, "command", "close", terminal=True, bound_s=45, says=STOPPED, **more))
+        cases.append(make(f"{phase} command close", terminal=True, bound_s=45, says=STOPPED, **more))
     for phase, more in (("training", {"resume": True}), ("saving", SAVING)):
-        cases.append(make("local", phase, "command", "KILL", bound_s=30, codes=(-9,), **more))
+        cases.append(make(f"{phase} command KILL", bound_s=30, codes=(-9,), **more))
     twice = (Action(target="command", what="INT"), Action(target="command", what="INT", after_s=0.3))
-    cases.append(make("local", "training", "command", "INT", suffix="+INT", actions=twice, bound_s=10, says=STOPPED))
+    cases.append(make("training command INT", suffix="+INT", actions=twice, bound_s=10, says=STOPPED))
     paused = (Action(target="command", what="STOP"), Action(target="command", what="CONT", after_s=5.0))
-    cases.append(
-        make(
-            "local", "training", "command", "STOP", suffix="+CONT", actions=paused, steps=FINITE, bound_s=60, codes=(0,)
-        )
-    )
+    cases.append(make("training command STOP", suffix="+CONT", actions=paused, steps=FINITE, bound_s=60, codes=(0,)))
     deaf = (Action(target="rank", what="STOP"), Action(target="command", what="INT", after_s=0.5))
-    cases.append(make("local", "training", "rank", "STOP", suffix="+INT", actions=deaf, bound_s=15, says=STOPPED))
-    cases.append(make("local", "training", "run", "cancel", bound_s=30, says=STOPPED, resume=True))
-    cases.append(make("local", "training", "run", "cancel-now", bound_s=15, says=STOPPED))
+    cases.append(make("training rank STOP", suffix="+INT", actions=deaf, bound_s=15, says=STOPPED))
+    cases.append(make("training run cancel", bound_s=30, says=STOPPED, resume=True))
+    cases.append(make("training run cancel-now", bound_s=15, says=STOPPED))
     # files and disks
     full = r"(?i)no space|free|disk"
-    for phase, more in (
-        ("start", {}),
-        ("training", {"resume": True}),
-        ("saving", {**SAVING, "resume": True}),
-    ):
-        cases.append(make("local", phase, "disk", "fill", small_disk=True, bound_s=60, says=full, **more))
+    for phase, more in (("start", {}), ("training", {"resume": True}), ("saving", {**SAVING, "resume": True})):
+        cases.append(make(f"{phase} disk fill", small_disk=True, bound_s=60, says=full, **more))
     cases.append(
         make(
-            "local",
-            "planted",
-            "disk",
-            "fill",
+            "planted disk fill",
             suffix="+hang",
             small_disk=True,
             bound_s=60,
@@ -277,10 +246,7 @@ def _local() -> list[Case]:
     )
     cases += [
         make(
-            "local",
-            "training",
-            "files",
-            f"remove-{what}",
+            f"training files remove-{what}",
             steps=FINITE,
             bound_s=60,
             codes=(0,),
@@ -292,10 +258,7 @@ def _local() -> list[Case]:
     gone = (Action(target="files", what="remove-logs"), Action(target="rank", what="KILL", after_s=1.0))
     cases.append(
         make(
-            "local",
-            "training",
-            "files",
-            "remove-logs",
+            "training files remove-logs",
             suffix="+KILL",
             actions=gone,
             bound_s=30,
@@ -336,8 +299,7 @@ def _slurm() -> list[Case]:
         _raised("slurm", "save"),
     ]
 
-    def make(phase: str, target: str, what: str, **more: Any) -> Case:
-        return _make("slurm", phase, target, what, **more)
+    make = partial(_make, "slurm")
 
     # the job is cancelled by Slurm's own command
     for phase, more in (
@@ -348,25 +310,14 @@ def _slurm() -> list[Case]:
         ("saving", SAVING),
     ):
         cases.append(
-            make(
-                phase,
-                "job",
-                "scancel",
-                bound_s=45,
-                says=r"(?i)cancel",
-                never=(*NEVER, "exclude it"),
-                defect=2,
-                **more,
-            )
+            make(f"{phase} job scancel", bound_s=45, says=r"(?i)cancel", never=(*NEVER, "exclude it"), defect=2, **more)
         )
     # the command
     for what in ("INT", "TERM", "HUP", "close"):
         at_once = 15.0
         cases.append(
             make(
-                "pending",
-                "command",
-                what,
+                f"pending command {what}",
                 terminal=what == "close",
                 bound_s=at_once,
                 says=r"(?i)cancel|interrupt",
@@ -375,26 +326,22 @@ def _slurm() -> list[Case]:
         )
         cases.append(
             make(
-                "training",
-                "command",
-                what,
+                f"training command {what}",
                 terminal=what == "close",
                 bound_s=45,
                 says=STOPPED,
                 resume=what == "close" or None,
             )
         )
-    cases.append(make("staging", "command", "INT", bound_s=30, says=STOPPED))
-    cases.append(make("start", "command", "TERM", bound_s=45, says=STOPPED))
-    cases.append(make("training", "command", "KILL", steps=FINITE, bound_s=90, codes=(-9,)))
-    cases.append(make("pending", "run", "cancel", bound_s=15, says=r"(?i)cancel"))
-    cases.append(make("training", "run", "cancel", bound_s=45, says=STOPPED, resume=True))
+    cases.append(make("staging command INT", bound_s=30, says=STOPPED))
+    cases.append(make("start command TERM", bound_s=45, says=STOPPED))
+    cases.append(make("training command KILL", steps=FINITE, bound_s=90, codes=(-9,)))
+    cases.append(make("pending run cancel", bound_s=15, says=r"(?i)cancel"))
+    cases.append(make("training run cancel", bound_s=45, says=STOPPED, resume=True))
     # Slurm's commands fail on the node
     cases += [
         make(
-            "submitted",
-            "scontrol",
-            what,
+            f"submitted scontrol {what}",
             actions=(),
             steps=FINITE,
             bound_s=90,
@@ -408,40 +355,14 @@ def _slurm() -> list[Case]:
     # agents, driver, ranks
     agent = r"(?s)(?i)(agent.*n2|n2.*agent)"
     cases += [
-        make(
-            "training",
-            "agent:1",
-            "KILL",
-            bound_s=60,
-            says=agent,
-            never=(*NEVER, NOT_STARTED),
-            resume=True,
-            defect=10,
-        ),
-        make("training", "agent:1", "STOP", bound_s=90, says=agent, never=(*NEVER, NOT_STARTED), defect=10),
-        make(
-            "training",
-            "driver",
-            "KILL",
-            bound_s=60,
-            says=r"(?i)driver|SIGKILL|signal 9",
-            resume=True,
-            defect=10,
-        ),
-        make(
-            "training",
-            "driver",
-            "STOP",
-            steps=FINITE,
-            bound_s=120,
-            codes=(0, 1),
-            says=r"(?i)driver",
-            defect=10,
-        ),
-        make("staging", "driver", "KILL", bound_s=60, says=r"(?i)driver|SIGKILL|signal 9", defect=10),
-        make("training", "driver", "TERM", bound_s=60, says=STOPPED),
+        make("training agent:1 KILL", bound_s=60, says=agent, never=(*NEVER, NOT_STARTED), resume=True, defect=10),
+        make("training agent:1 STOP", bound_s=90, says=agent, never=(*NEVER, NOT_STARTED), defect=10),
+        make("training driver KILL", bound_s=60, says=r"(?i)driver|SIGKILL|signal 9", resume=True, defect=10),
+        make("training driver STOP", steps=FINITE, bound_s=120, codes=(0, 1), says=r"(?i)driver", defect=10),
+        make("staging driver KILL", bound_s=60, says=r"(?i)driver|SIGKILL|signal 9", defect=10),
+        make("training driver TERM", bound_s=60, says=STOPPED),
     ]
-    killed = make("training", "rank", "KILL", nodes=3, bound_s=45)
+    killed = make("training rank KILL", nodes=3, bound_s=45)
     cases.append(
         msgspec.structs.replace(
             killed,
@@ -449,26 +370,24 @@ def _slurm() -> list[Case]:
             never=(*NEVER, *blames(killed.rank, 3)),
         )
     )
-    stopped = make("training", "rank", "STOP", spec={"observe": {"hang_s": 5}}, bound_s=90)
+    stopped = make("training rank STOP", spec={"observe": {"hang_s": 5}}, bound_s=90)
     cases.append(msgspec.structs.replace(stopped, says=rf"rank {stopped.rank} on n{stopped.rank + 1}\b"))
     # Slurm's daemons, nodes, and its time limit
     through: dict[str, Any] = {"steps": FINITE, "codes": (0,)}
     cases += [
-        make("training", "slurmd:n2", "KILL", bound_s=180, **through),
-        make("training", "slurmd:n2", "restart", bound_s=120, **through),
-        make("training", "slurmctld", "restart", bound_s=120, **through),
+        make("training slurmd:n2 KILL", bound_s=180, **through),
+        make("training slurmd:n2 restart", bound_s=120, **through),
+        make("training slurmctld restart", bound_s=120, **through),
         make(
-            "pending",
-            "slurmctld",
-            "restart+INT",
+            "pending slurmctld restart+INT",
             bound_s=45,
             says=r"(?i)cancel|interrupt",
             actions=(Action(target="slurmctld", what="restart"), Action(target="command", what="INT", after_s=1.0)),
         ),
-        make("training", "node:n2", "kill", bound_s=150, requeue=True, excluded=("n2",), steps=300, codes=(0,)),
-        make("training", "job", "time-limit", bound_s=120, requeue=True, steps=300, codes=(0,)),
-        make("training", "files", "remove-logs", bound_s=90, defect=10, never=(*NEVER, NOT_STARTED), **through),
-        make("training", "files", "remove-events", bound_s=90, defect=10, never=(*NEVER, NOT_STARTED), **through),
+        make("training node:n2 kill", bound_s=150, requeue=True, excluded=("n2",), steps=300, codes=(0,)),
+        make("training job time-limit", bound_s=120, requeue=True, steps=300, codes=(0,)),
+        make("training files remove-logs", bound_s=90, defect=10, never=(*NEVER, NOT_STARTED), **through),
+        make("training files remove-events", bound_s=90, defect=10, never=(*NEVER, NOT_STARTED), **through),
     ]
     return cases
 

@@ -41,7 +41,7 @@ AGENT, RANK, DRIVER = "allranks.launch.agent", "allranks.launch.rank", "allranks
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a case. ``reasons`` is empty if all was as expected; ``shown`` is the end of the command's output."""
+    """What came of a case; ``reasons`` is empty if all was as expected, ``shown`` is the end of the output."""
 
     id: str
     seconds: float

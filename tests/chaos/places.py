@@ -1,4 +1,4 @@
-"""Where cases run: this machine with a private /tmp and /dev/shm, or the cluster in a box; and what is left there afterwards."""
+"""Where cases run, and what is left there: this machine with a private /tmp and /dev/shm, or the cluster in a box."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Machine(Place):
     def __init__(self) -> None:
         self._holder: subprocess.Popen[str] | None = None
         needed = (sys.prefix, sys.base_prefix, str(REPO))
-        if os.geteuid() or any(Path(p).resolve().is_relative_to("/tmp") for p in needed):  # noqa: S108 - it would be hidden
+        if os.geteuid() or any(Path(p).resolve().is_relative_to("/tmp") for p in needed):  # noqa: S108 - hidden
             return
         mounts = "mount -t tmpfs none /tmp && mount -t tmpfs none /dev/shm && echo ready && exec sleep 3600"
         self._holder = subprocess.Popen(

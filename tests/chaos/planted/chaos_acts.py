@@ -1,4 +1,4 @@
-"""What a planted fault does to the process that it is in. Each act first writes a mark, whose time is that of the fault."""
+"""What a planted fault does to its process. Each act first writes a mark, whose time is that of the fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's program: all-reduces for a while. ``own_program.py STEPS WHERE HOW RANK STEP``: that rank does HOW at WHERE."""
+"""A user's program that all-reduces. ``own_program.py STEPS WHERE HOW RANK STEP``: that rank does HOW at WHERE."""
 
 import os
 import sys

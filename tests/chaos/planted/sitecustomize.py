@@ -1,6 +1,7 @@
 """Plants faults in the ranks of a run, as the JSON list in ``CHAOS`` says: how, where, rank (-1: all), call, seconds.
 
-A place is a function of the training code. It is wrapped when its module is imported, so that nothing is imported early.
+A place is a function of the training code. It is wrapped when its module is imported, so that nothing is imported
+early.
 """
 
 from __future__ import annotations
