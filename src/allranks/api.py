@@ -33,6 +33,6 @@ def run(
 
 
 __all__ = [
-    "CheckpointError", "NullObserver", "RunResult", "SpecError", "cancel", "create", "launch", "load_spec", "local_agents", "plan",
-    "prepare", "resume", "run", "running",
+    "CheckpointError", "NullObserver", "RunResult", "SpecError", "cancel", "create", "launch", "load_spec",
+    "local_agents", "plan", "prepare", "resume", "run", "running",
 ]  # fmt: skip

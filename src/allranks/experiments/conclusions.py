@@ -20,7 +20,8 @@ from allranks.utils.text import format_bytes
 
 Json = dict[str, Any]
 MAX_MODEL_ERROR = 0.2
-"""Largest error with which the model predicts: of its fit to the measured collectives, and of a strategy's measured step time."""
+"""Largest error with which the model predicts: of its fit to the measured collectives, and of a strategy's
+measured step time."""
 SAME_MEMORY = 0.05
 """Relative difference of peaks below which no strategy is said to need less memory."""
 

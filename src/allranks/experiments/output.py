@@ -277,7 +277,8 @@ def comparison_page(
         Section("gates", "Gates", [("stack", [_gate_table(rows)])], gates),
         Section("charts", "Charts", [("two", _charts(good, ms, unit))], lines),
         Section("figures", "Figures", [("stack", [*_page_tables(good, ms, unit, measured), _collective_table(good)])]),
-        Section("prediction", "Predicted tokens/s, not measured", [("stack", [_prediction_table(predictions)])], short="Prediction"),
+        Section("prediction", "Predicted tokens/s, not measured", [("stack", [_prediction_table(predictions)])],
+                short="Prediction"),
         Section("files", "Files", [("stack", files)]),
     ]  # fmt: skip
     return html.render(html.Page("comparison of strategies", name, sections, _subtitle(measured, rows)))
@@ -362,12 +363,14 @@ def _page_tables(
         "backward_s": ("backward", ms), "optimizer_s": ("optimizer", ms),
     }  # fmt: skip
     profiled: Columns = {
-        "profiled_step_s": (f"profiled step, {unit}", ms), "comm_s": ("communication", ms), "overlap": ("of it hidden", percent_text),
-        "exposed_share": ("exposed, of the step", percent_text), "idle_share": ("idle, of the step", percent_text),
+        "profiled_step_s": (f"profiled step, {unit}", ms), "comm_s": ("communication", ms),
+        "overlap": ("of it hidden", percent_text), "exposed_share": ("exposed, of the step", percent_text),
+        "idle_share": ("idle, of the step", percent_text),
     }  # fmt: skip
     memory: Columns = {
         "weights_bytes": ("weights", format_bytes), "gradients_bytes": ("gradients", format_bytes),
-        "optimizer_bytes": ("optimizer state", format_bytes), "state_bytes": ("sum", format_bytes), "peak_bytes": ("peak", format_bytes),
+        "optimizer_bytes": ("optimizer state", format_bytes), "state_bytes": ("sum", format_bytes),
+        "peak_bytes": ("peak", format_bytes),
     }  # fmt: skip
     number = counted_repeats_text(measured, good)
     over = (
@@ -378,7 +381,9 @@ def _page_tables(
     sums = "The median is computed for each part, so the sum can differ from the step."
     return [
         _page_table("Timed steps", f"Median, and {over}. {sums}", timed, good),
-        _page_table("Profiled steps", "Median of the ranks, and the range over ranks and steps. They are slower than timed steps.", profiled, good),
+        _page_table("Profiled steps",
+                    "Median of the ranks, and the range over ranks and steps. They are slower than timed steps.",
+                    profiled, good),
         _page_table("Memory per rank", "The rank with most, and the range over ranks where they differ.", memory, good),
     ]  # fmt: skip
 
@@ -396,7 +401,8 @@ def _charts(good: list[ComparisonRow], ms: Callable[[float], str], unit: str) ->
     """Return the charts: bars with the range of the whole bar."""
     speed: Parts = (("tokens_per_s", "tokens/s", "--c1"),)
     return [
-        _chart("Speed, tokens/s", good, lambda f: {"tokens_per_s": f["tokens_per_s"]["median"]}, speed, "tokens_per_s", rate_text),
+        _chart("Speed, tokens/s", good, lambda f: {"tokens_per_s": f["tokens_per_s"]["median"]}, speed,
+               "tokens_per_s", rate_text),
         _chart(f"Time of a step, {unit}", good, _times, TIME_PARTS, "step_time_s", ms),
         _chart(f"Communication of a profiled step, {unit}", good, _communication, COMMUNICATION_PARTS, "comm_s", ms),
         _chart("State per rank", good, lambda f: f["memory"], STATE_PARTS, "state_bytes", format_bytes),
@@ -413,8 +419,13 @@ def _communication(figures: Json) -> Json:
 
 
 def _chart(
-    title: str, rows: list[ComparisonRow], values: Callable[[Json], Json], parts: Parts, whole: str, text: Callable[[float], str]
-) -> html.Bars:  # fmt: skip
+    title: str,
+    rows: list[ComparisonRow],
+    values: Callable[[Json], Json],
+    parts: Parts,
+    whole: str,
+    text: Callable[[float], str],
+) -> html.Bars:
     """Return stacked bars as shares of the longest one, or of the longest range; `whole` is the figure that a bar
     shows."""
     found = [(r.strategy, values(r.figures), find_spread(r.figures, whole)) for r in rows if r.figures]

@@ -13,8 +13,10 @@ from allranks.analysis.stacks import blocking_location, main_thread_frames, trac
 
 # What ranks say when *another* rank has gone: never the cause.
 _PEER_ERROR = re.compile(
-    r"Connection (closed by peer|reset by peer|refused)|Broken pipe|Application timeout caused pair closure|Timed out waiting"
-    r"|NCCL communicator was aborted|remote process exited|Socket closed|gloo/transport|recvValue failed|sendBytes failed|DistStoreError"
+    r"Connection (closed by peer|reset by peer|refused)|Broken pipe|Application timeout caused pair closure"
+    r"|Timed out waiting"
+    r"|NCCL communicator was aborted|remote process exited|Socket closed|gloo/transport|recvValue failed"
+    r"|sendBytes failed|DistStoreError"
     r"|Connection was likely closed",
     re.IGNORECASE,
 )

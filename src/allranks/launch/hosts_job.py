@@ -325,8 +325,8 @@ def examine_hosts(
             node_of = {label: node for node, label in enumerate(labels)}
             yield (
                 DoctorHosts(
-                    hosts=hosts, job_id=secrets.token_hex(8), channel=hub, ask=orders.ask, node_of=node_of, commands=commands,
-                    waited_s=waited_s,
+                    hosts=hosts, job_id=secrets.token_hex(8), channel=hub, ask=orders.ask, node_of=node_of,
+                    commands=commands, waited_s=waited_s,
                 ),
                 notes,
             )  # fmt: skip

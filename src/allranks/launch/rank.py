@@ -56,7 +56,8 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     watched.start_rank_hooks(run, attempt, rank)
     started, own = time.strftime("%Y-%m-%d %H:%M:%S"), os.getpid()
-    print(f"[RANK {rank}] WORLD_SIZE={os.environ['WORLD_SIZE']} {host_name()} pid {own} {started}", flush=True)  # noqa: T201
+    world_size = os.environ["WORLD_SIZE"]
+    print(f"[RANK {rank}] WORLD_SIZE={world_size} {host_name()} pid {own} {started}", flush=True)  # noqa: T201
     code, complete, own_program = _work(run, attempt, rank, own)
     if os.getpid() == own:
         if complete and own_program:

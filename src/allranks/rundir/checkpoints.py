@@ -85,7 +85,7 @@ def file_hash(path: Path) -> str:
     with open_regular(path) as file:
         import hashlib  # plan imports this module and hashes nothing
 
-        return hashlib.file_digest(file, "sha256").hexdigest()  # pyright: ignore[reportArgumentType] - typeshed's protocol is narrower
+        return hashlib.file_digest(file, "sha256").hexdigest()  # pyright: ignore[reportArgumentType]
 
 
 def hash_files(folder: Path) -> dict[str, dict[str, Any]]:

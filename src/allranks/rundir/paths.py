@@ -28,7 +28,7 @@ class _Below(property):
     def __init__(self, place: str) -> None:
         super().__init__(lambda run: run.root / place)
 
-    def __get__(self, instance: Any, owner: type | None = None, /) -> Path:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __get__(self, instance: Any, owner: type | None = None, /) -> Path:  # pyright: ignore
         return super().__get__(instance, owner)
 
 

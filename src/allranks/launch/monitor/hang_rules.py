@@ -333,8 +333,8 @@ def _ended(case: HangEvidence) -> HangVerdict | None:
 
 
 RULES: tuple[Callable[[HangEvidence], HangVerdict | None], ...] = (
-    _not_runnable, _network, _calls, _unreachable_node, _blocked_interpreter, _behind, _sequences, _called_functions, _not_in_collective,
-    _first_silent, _ended,
+    _not_runnable, _network, _calls, _unreachable_node, _blocked_interpreter, _behind, _sequences, _called_functions,
+    _not_in_collective, _first_silent, _ended,
 )  # fmt: skip
 
 
@@ -380,7 +380,8 @@ def hang_message(verdict: HangVerdict, waiting: list[WaitingRank], alarm: HangAl
     if waiting:
         first = waiting[0]
         count = f"{len(waiting)} other rank{'s wait' if len(waiting) > 1 else ' waits'}"
-        text += f". {count}{' for it' if len(verdict.stalled) == 1 else ''}, rank {first.rank} in {first.where or first.call or 'an unknown place'}"
+        for_it = " for it" if len(verdict.stalled) == 1 else ""
+        text += f". {count}{for_it}, rank {first.rank} in {first.where or first.call or 'an unknown place'}"
     return f"{text}; {silent}"
 
 

@@ -29,15 +29,18 @@ _NUMBER = r"[-+]?(?:\d{1,20}(?:\.\d{0,20})?(?:e[-+]?\d{1,3})?|nan|inf)"
 _TRAINER = re.compile(r"\{'(?:loss|eval_loss|train_runtime|train_loss)': .{1,2000}\}")
 _FIELD = re.compile(rf"'(loss|eval_loss|epoch)': '?({_NUMBER})'?[,}}]", re.IGNORECASE)
 _BAR = re.compile(
-    r"^(?:(?P<label>[^|%]{0,80}?):? +)?(?P<percent>\d{1,3})%\|[^|]{0,400}\| *(?P<done>\d{1,12})/(?P<total>\d{1,12}) \[(?P<rest>.{0,400})$"
+    r"^(?:(?P<label>[^|%]{0,80}?):? +)?(?P<percent>\d{1,3})%\|[^|]{0,400}\|"
+    r" *(?P<done>\d{1,12})/(?P<total>\d{1,12}) \[(?P<rest>.{0,400})$"
 )
 _RICH = re.compile(
-    r"^(?P<label>Epoch \d{1,9}(?:/\d{1,9})?) {1,4}[━╸╺ ]{1,200} (?P<done>\d{1,12})/(?P<total>\d{1,12}) (?P<rest>.{0,400})$"
+    r"^(?P<label>Epoch \d{1,9}(?:/\d{1,9})?) {1,4}[━╸╺ ]{1,200}"
+    r" (?P<done>\d{1,12})/(?P<total>\d{1,12}) (?P<rest>.{0,400})$"
 )
 _EPOCH = re.compile(r"^Epoch (\d{1,9})(?:/(\d{1,9}))?$")
 _SEPARATOR = r"[ \t:=#|\[(]{1,20}"
 _STEP = re.compile(
-    rf"(?<![\w-])(?:global[ _])?(?:step|iter|iteration){_SEPARATOR}(\d{{1,12}})(?: {{0,12}}/ {{0,12}}(\d{{1,12}}))?(?![\w.])",
+    rf"(?<![\w-])(?:global[ _])?(?:step|iter|iteration){_SEPARATOR}"
+    rf"(\d{{1,12}})(?: {{0,12}}/ {{0,12}}(\d{{1,12}}))?(?![\w.])",
     re.IGNORECASE,
 )
 _EPOCH_NAMED = re.compile(rf"(?<![\w-])epoch{_SEPARATOR}(\d{{1,9}})(?![\w.])", re.IGNORECASE)

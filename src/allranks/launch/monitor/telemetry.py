@@ -37,7 +37,7 @@ class TelemetrySampler(threading.Thread):
                 while not self._ended.wait(self._interval_s):
                     file.write(_encoder.encode(self._sample(rates, gpus)) + b"\n")
         except OSError as error:  # a full disk ends the telemetry, not the training
-            print(f"allranks: telemetry of {self._host} stopped: {error}", flush=True)  # noqa: T201 - goes to the agent's log
+            print(f"allranks: telemetry of {self._host} stopped: {error}", flush=True)  # noqa: T201 - agent's log
         finally:
             gpus.close()
 

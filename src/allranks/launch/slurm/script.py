@@ -59,7 +59,9 @@ def _render(spec: RunSpec, **values: object) -> str:
     loader = jinja2.PackageLoader(
         "allranks.launch.slurm"
     )  # no HTML: what goes into the script is quoted by the filter q
-    jinja = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)  # noqa: S701
+    jinja = jinja2.Environment(  # noqa: S701
+        loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
+    )
     jinja.trim_blocks = jinja.lstrip_blocks = True
     jinja.filters["q"] = shlex.quote
     activate, _ = environment_commands(spec.cluster.python, "")
