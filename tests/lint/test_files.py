@@ -253,3 +253,24 @@ def test_what_one_file_says_in_two_ways_is_found_once(tmp_path: Path) -> None:
     assert [i for i, _ in found(lint_text(tmp_path, twice))].count("fixed-name-in-tmp") == 1
     (tmp_path / "a.sh").write_text(SCRIPT)
     assert found(lint([tmp_path / "a.sh"] * 2)) == [("unknown-variable", 2)], "a file that is named twice"
+
+
+def test_one_unreadable_file_hides_no_other(tmp_path: Path) -> None:
+    (tmp_path / "a.sh").write_text(SCRIPT)
+    done = lint_verb(tmp_path / "a.sh", tmp_path / "none.sh", "--json")
+    assert done.returncode == 2
+    document = json.loads(done.stdout)
+    assert [f["id"] for f in document["findings"]] == ["unknown-variable"]
+    assert document["unread"] == [{"file": str(tmp_path / "none.sh"), "line": None, "why": "no such file"}]
+
+
+def test_json_is_one_document_with_every_field(tmp_path: Path) -> None:
+    path = tmp_path / "a.sh"
+    path.write_text(SCRIPT)
+    done = lint_verb(path, "--json")
+    assert done.returncode == 1
+    finding = json.loads(done.stdout)["findings"][0]
+    assert set(finding) == {
+        "id", "severity", "file", "line", "column", "text", "message", "why", "cure", "source", "fix",
+    }  # fmt: skip
+    assert (finding["line"], finding["column"], finding["text"]) == (2, 8, "export NCCL_TIMEOUT=600")

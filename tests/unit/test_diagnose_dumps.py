@@ -173,3 +173,11 @@ def test_faulthandler_dumps(tmp_path: Path) -> None:
 
 def test_stacks_of_a_job_that_works_are_no_finding(tmp_path: Path) -> None:
     assert not _stacks(tmp_path, [OWN, OWN]).findings
+
+
+@FORM
+def test_unlike_calls(tmp_path: Path, form: str) -> None:
+    wait = [DONE, (2, "all_reduce", 4, "started")]
+    finding = _write(tmp_path, [wait, wait, [DONE, (2, "broadcast", 4, "started")]], form).findings[0]
+    assert (finding.id, finding.rank) == ("collective_mismatch", 2)
+    assert "broadcast" in finding.cause

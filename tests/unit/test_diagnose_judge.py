@@ -393,3 +393,17 @@ PARAMS = (
 )  # fmt: skip
 def test_one_line_is_told_from_its_neighbour(tmp_path: Path, text: str, found: list[str]) -> None:
     assert _ids(_diagnose(tmp_path, {"a.log": text}))[:1] == found
+
+
+def test_missing_rank_is_named(tmp_path: Path) -> None:
+    files = {f"n.rank{r}.log": f"comm 0x1 rank {r} nranks 4 cudaDev 0\n" + watchdog(r) for r in (0, 1, 3)}
+    files["n.rank2.log"] = "comm 0x1 rank 2 nranks 4 cudaDev 0"
+    finding = _diagnose(tmp_path, files).findings[0]
+    assert (finding.id, finding.rank) == ("collective_mismatch", 2)
+    assert "rank 2 did not" in finding.cause
+
+
+def test_the_rank_that_a_dump_signal_names_is_the_one_to_look_at(tmp_path: Path) -> None:
+    text = "\n".join(IDLE.format(rank=r, group=0, seq=899).replace("rank 0", "rank 7") for r in (2, 3))
+    finding = _diagnose(tmp_path, {"a.log": text}).findings[0]
+    assert (finding.id, finding.rank) == ("peer_died_first", 7)

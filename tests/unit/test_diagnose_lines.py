@@ -235,3 +235,17 @@ def test_changes_since_the_last_good_run_of_the_spec(tmp_path: Path) -> None:
         "step time": ("0.100 s", "0.300 s"),
     }
     assert diagnose([tmp_path / "demo-2"]).last_good_run is None, "it did not fail"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"{XID}45, pid=77, name=python, Ch 00000010",
+        f"{XID}154, GPU recovery action changed from 0x0 (None) to 0x0 (None)",
+        "nvidia-nvswitch3: SXid (PCI:0000:86:00.0): 12028, Non-fatal, Link 31",
+        "4711 train COMPLETED 0:0",
+        "job ended with exit code 0",
+    ],
+)
+def test_harmless_values_of_structured_messages_are_no_findings(tmp_path: Path, line: str) -> None:
+    assert of(tmp_path, line).findings == []

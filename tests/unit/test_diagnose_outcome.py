@@ -181,3 +181,28 @@ def test_an_old_system_library_is_not_a_missing_package(tmp_path: Path) -> None:
     ]
     assert first.id == "library_missing"
     assert "too old" in first.title and "GLIBC_2.32" in first.cause and "container" in first.fix
+
+
+def test_a_shape_error_names_the_programs_line_and_a_watchdog_its_dump(tmp_path: Path) -> None:
+    text = (
+        'Traceback (most recent call last):\n  File "/w/train.py", line 88, in step\n'
+        '  File "/v/site-packages/torch/nn/linear.py", line 125, in forward\n'
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied (3x4 and 3x4)\n"
+    )
+    assert "/w/train.py:88 in step" in read(tmp_path, text).findings[0].cause
+    text = (
+        "[rank0]:[E901 12:00:00.1 ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=200, OpType=ALLREDUCE)\n"
+        "[rank0]:[I901 12:00:02.1 FlightRecorder.cpp:1] Finished writing Flight Recorder debug info to /w/nccl_trace_rank_0\n"
+    )
+    assert "/w/nccl_trace_rank_0" in read(tmp_path, text).findings[0].next_test
+
+
+def test_a_crash_without_a_time_stamp_has_the_time_of_its_end(tmp_path: Path) -> None:
+    log = "2026-09-01 10:00:00 start\nTraceback (most recent call last):\nValueError: bad sample\n"
+    run = run_folder(tmp_path, "rank 0 on n2 failed: ValueError: bad sample", log)
+    (run / "events").mkdir()
+    _record_error(RunDir(run), 1, 0, ValueError("bad sample"), 1)
+    started = "[RANK 1] WORLD_SIZE=2 n2 pid 9 2026-09-01 10:00:00\nRuntimeError: Connection closed by peer\n"
+    (run / "logs" / "attempt-1" / "n2.rank1.log").write_text(started)
+    (line,) = diagnose([run]).story  # the log and the event tell of one exception
+    assert "10:00:00" not in line

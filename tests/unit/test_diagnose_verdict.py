@@ -84,3 +84,16 @@ def test_what_the_job_survived_is_a_remark(tmp_path: Path, line: str) -> None:
 def test_one_more_step_of_another_rank_is_no_survival(tmp_path: Path) -> None:
     text = f"{STEPS}\n[rank1]: KeyError: 'labels'\nstep 31/900 loss 1.2"
     assert [f.id for f in of(tmp_path, text).findings] == ["application_error"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NET/OFI configured attributes handshake completed",
+        "process 12 reached the unreachable code path table",
+        "RuntimeError: Invalid partition of the graph",
+    ],
+)
+def test_a_class_is_not_named_by_a_part_of_a_word_or_by_another_emitter(tmp_path: Path, line: str) -> None:
+    ids = [f.id for f in of(tmp_path, line).findings]
+    assert not {"rdma_unreachable", "slurm_submit_rejected", "roce_gid_index"} & set(ids)

@@ -10,6 +10,7 @@ import pytest
 from allranks.analysis.machine_load import Lost
 from allranks.analysis.stragglers import (
     BACKWARD,
+    OPTIMIZER,
     OWN,
     WINDOW_STEPS,
     StragglerDetector,
@@ -135,3 +136,10 @@ def test_warm_up_and_an_attempt_before_do_not_count() -> None:
     assert said({r: own[:25] for r, own in slow.items()}, listener) == []  # 24 steps, of which 5 are warm-up
     assert said({r: [own[0], *own[25:44]] for r, own in ranks.items()}, listener) == []
     assert len(said(slow, StragglerDetector())) == 1
+
+
+def test_a_slow_optimizer_is_named() -> None:
+    pace = measure_pace({OWN: EVEN, OPTIMIZER: EVEN | {1: [0.3] * 30}}, STEPS, {})
+    assert pace is not None
+    assert (pace.ranks[0].rank, pace.ranks[0].slow_in, pace.ranks[0].optimizer_relative) == (1, (OPTIMIZER,), 3.0)
+    assert "rank 1 is slow: its optimizer takes 3.0 times" in straggler_message(pace.ranks[0])
