@@ -229,7 +229,9 @@ def test_the_thread_that_writes_a_checkpoint_has_its_ranks_gpu(monkeypatch: pyte
     saver._together = SimpleNamespace(meet=lambda what: None)  # type: ignore[assignment]
     monkeypatch.setattr(Saver, "_write", lambda self, *a: seen.append(("written", torch.device("cpu"))))
     monkeypatch.setattr(Saver, "_complete", lambda self, *a: seen.append(("published", torch.device("cpu"))))
-    thread = threading.Thread(target=saver._save_in_background, args=(SimpleNamespace(step=1), None, 0.0), name="checkpoint")
+    thread = threading.Thread(
+        target=saver._save_in_background, args=(SimpleNamespace(step=1), None, 0.0), name="checkpoint"
+    )
     thread.start()
     thread.join()
     assert [what for what, _ in seen] == ["checkpoint", "written", "published"] and seen[0][1] == torch.device(
