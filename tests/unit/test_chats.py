@@ -299,3 +299,24 @@ def test_generate_writes_the_prompt_as_it_was_trained() -> None:
     assert prompt == "".join(text for text, _ in trained_row.turns[:-1])
     with pytest.raises(DataError, match="does not write the tools"):
         ChatWriter(tokenizer_of("phi3")).prompt(CHAT[:1], TOOLS)
+
+
+def test_templates_of_the_older_form_get_arguments_as_text() -> None:
+    """One that fails on objects, and one that would write them as Python does."""
+    tokenizer = train_tokenizer(["user assistant add"] * 3, 400, classifier=False)
+    for written in ("'(' + c.function.arguments + ')'", "c.function.arguments"):
+        tokenizer.chat_template = (
+            "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}"
+            "{{ c.function.name }}{{ "
+            + written
+            + " }}{% endfor %}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+            "{% if add_generation_prompt %}[assistant]{% endif %}"
+        )
+        assert '{"a": 1, "b": "ü"}' in parts(TOOL_CHAT, tokenizer)[0]
+
+
+def test_a_template_with_a_switch_for_reasoning() -> None:
+    """Nemotron-3's default prompt begins a reasoning; the prompt without one leads to these replies."""
+    found = list(trained(CHAT, tokenizer := tokenizer_of("nemotron_3_nano")))
+    assert [tokenizer.decode(reply) for _, reply in found] == [f"{text}<|im_end|>" for text in REPLIES]
+    assert all(tokenizer.decode(before).endswith("<think></think>") for before, _ in found)

@@ -210,3 +210,11 @@ def test_a_driver_that_plans_again_keeps_what_an_earlier_attempt_did(
     again._plan = msgspec.structs.replace(make_plan(spec, facts()), compiled=True, compile_reason="it was long")
     again._make_plan()
     assert again._plan.compiled is compiled and (again._plan.compile_reason == "it was long") is compiled
+
+
+def test_resume_does_not_begin_to_compile(begun: Callable[[str, bool], tuple[RunDir, list[LaunchPlan]]]) -> None:
+    run, plans = begun("false", False)
+    runs.resume(run.root, sets=["model.compile=auto"])
+    assert not plans[0].compiled
+    with pytest.raises(RequestError, match=r"trained without compiled blocks, .* --set model\.compile=false"):
+        runs.resume(run.root, sets=["model.compile=true"])

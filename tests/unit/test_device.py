@@ -12,7 +12,7 @@ from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.planning.memory import fit
 from allranks.planning.planner import make_plan, resolve_device
 from allranks.planning.records import ON_NODE, PARTITION, REQUESTED, THIS_MACHINE, LaunchPlan
-from allranks.planning.slurm_request import gpus_requested
+from allranks.planning.slurm_request import gpus_requested, partition_requested, takes_whole_nodes
 from allranks.spec import RunSpec, parse_spec
 from tests.unit.test_plan import facts
 
@@ -155,3 +155,17 @@ def test_a_device_or_backend_that_the_spec_names_wins() -> None:
     assert shape(cuda) == ("cuda", "nccl", "bfloat16", 4), "the login node's 8 GPUs are not those of the nodes"
     nccl = plan_of(spec_of("cluster.backend=nccl"), partition_gpus=4)
     assert (shape(nccl), nccl.device_source) == (("cuda", "nccl", "bfloat16", 4), ON_NODE)
+
+
+def test_options_of_sbatch_in_extra() -> None:
+    def asked(*extra: str) -> RunSpec:
+        return spec_of(f"cluster.slurm.extra={list(extra)}", "cluster.slurm.partition=cpu")
+
+    assert partition_requested(spec_of().cluster) is None
+    assert partition_requested(asked("--partition=gpu").cluster) == "gpu"
+    assert partition_requested(asked("-pgpu").cluster) == "gpu"
+    assert partition_requested(asked("--mail-type=END").cluster) == "cpu"
+    assert takes_whole_nodes(asked("--exclusive").cluster)
+    assert not takes_whole_nodes(asked("--nice").cluster)
+    assert gpus_requested(asked("--gres=nvme:1", "--gpus-per-nothing=3").cluster) is None
+    assert gpus_requested(asked("#SBATCH --gres=gpu:2").cluster).per_node == 2  # type: ignore[union-attr]

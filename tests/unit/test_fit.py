@@ -375,3 +375,22 @@ def test_the_config_in_the_cache_comes_before_the_table(tmp_path: Path) -> None:
     found = estimated(raw(model={"name": "gpt2"}, cluster={"cache": str(tmp_path)}))
     assert found.parameters == PUBLISHED["gpt2"] - 11 * 7_087_872
     assert "cache" in found.model_source
+
+
+def test_the_trainers_buckets_are_there_only_with_several_ranks() -> None:
+    def buckets(ranks: int) -> bool:
+        spec = raw(strategy={"name": "hf_trainer"}, cluster={"procs_per_node": ranks})
+        return any("communication" in moment.parts for moment in estimated(spec, gpus=2).moments)
+
+    assert (buckets(1), buckets(2)) == (False, True)
+
+
+def test_a_temporary_of_torchs_adam_under_deepspeed() -> None:
+    def temporary(**params: Any) -> bool:
+        config = {"optimizer": {"type": "AdamW", "params": params}}
+        spec = raw(strategy={"name": "deepspeed_zero2", "config": config})
+        return "optimizer_temporaries" in estimated(spec, gpus=2).moments[-1].parts
+
+    assert temporary(torch_adam=True)
+    assert not temporary(torch_adam=True, fused=True)
+    assert not temporary()

@@ -263,3 +263,26 @@ def test_nested_rows_get_a_first_jinja_file(tmp_path: Path) -> None:
     spec = preview.read_spec(tmp_path / "spec.yaml")
     assert spec.data is not None and spec.data.template == "rows.jinja"
     assert "{{ ticket.body }}" in (tmp_path / "rows.jinja").read_text()
+
+
+def test_what_it_writes_for_own_rows_is_what_data_accepts(tmp_path: Path) -> None:
+    row = '{"prompt": "a", "response": "b"}\n'
+    (tmp_path / "rows.jsonl").write_text(row * 4)
+    assert init(tmp_path, "--yes", "--data", "rows.jsonl").returncode == 0
+    spec = preview.read_spec(tmp_path / "spec.yaml")
+    assert spec.data is not None and (spec.data.packing, spec.train.epochs, spec.train.max_steps) == ("none", 1, None)
+    assert preview.sequence_problem(spec, preview.plan(spec)) is None
+    for name, text, problem in (
+        ("one.jsonl", row, "1 training row gives 1 sequence, too few for 2 ranks"),
+        ("odd.jsonl", row * 40 + '{"prompt": "a", "response": {"b": 1}}\n', "row 40, column 'response': expected text"),
+        ("labels.csv", "text,label\n" + "a b,c\n" * 9, "classification needs an encoder"),
+        (
+            "reviews.csv",
+            "review,sentiment\n" + "a b,c\n" * 9,
+            "The column sentiment looks like a label: classification needs",
+        ),
+    ):
+        (tmp_path / name).write_text(text)
+        done = init(tmp_path, "--yes", "--data", name, "-o", "other.yaml")
+        assert done.returncode == 2 and problem in done.stderr, done.stderr
+    assert not (tmp_path / "other.yaml").exists()

@@ -14,10 +14,14 @@ from typing import Any
 import pytest
 import torch
 
+from allranks.planning.planner import make_plan
 from allranks.rundir.events import EventLog, read_events
 from allranks.rundir.paths import RunDir
+from allranks.spec import parse_spec
 from allranks.spec.records import ProfileSpec
+from allranks.spec.validation import window_warning
 from allranks.train.profiler import Profiler, TraceMetadata, TraceNotWritten, publish_trace
+from allranks.utils.machine import MachineFacts
 
 
 class Net(torch.nn.Module):
@@ -157,3 +161,23 @@ def test_an_error_within_a_step_leaves_a_trace_and_no_hook(tmp_path: Path) -> No
     watcher.close()
     assert "ProfilerStep#1" in annotations(trace(RunDir(tmp_path).trace_of(3)))
     assert not hooks._global_forward_hooks
+
+
+def planned(**profile: Any) -> list[str]:
+    facts = MachineFacts(host="h", cpus=8, memory_bytes=2**34, gpus=[], cpu_model="", system="Linux")
+    spec = {
+        "model": {"name": "tiny:mistral"},
+        "data": {"source": "builtin:news"},
+        "train": {"max_steps": 10},
+        "observe": {"profile": profile},
+    }
+    return make_plan(parse_spec(spec), facts).warnings
+
+
+def test_plan_says_where_the_window_does_not_fit() -> None:
+    assert planned() == []  # 5 + 2 + 3 is just 10
+    assert "will have 2 of 3 steps" in planned(wait=6)[0]
+    assert "records steps 11 to 13" in planned(wait=8)[0] and "no trace" in planned(wait=8)[0]
+    assert "names 2, 7, but the ranks are 0 to 1" in planned(ranks=[0, 2, 7])[0]
+    assert "no rank is profiled" in planned(ranks=[])[0]
+    assert window_warning(ProfileSpec(wait=0, warmup=0, active=1), 1) is None
