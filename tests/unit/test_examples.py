@@ -119,3 +119,21 @@ def test_a_wheel_has_them(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("\nplanned: ") == len(example_files())
     assert not list((tmp_path / "site").rglob("seeds"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["examples", "dmeo"], "there is no example 'dmeo'; did you mean demo?"),
+        (["examples", "seeds/000/one-node"], "there is no example"),
+        (["examples", "../../etc/passwd"], "there is no example"),
+        (["examples", "demo", "--output", "nowhere/x.yaml"], "the folder nowhere does not exist"),
+        (["examples", "--output", "x.yaml"], "--output needs the NAME of an example"),
+    ],
+)
+def test_wrong_requests(
+    words: list[str], said: str, empty: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = ends(monkeypatch, capfd, *words)
+    assert code == 2 and said in err
+    assert not list(empty.iterdir())

@@ -75,3 +75,21 @@ def test_a_machine_without_accelerate_is_told_so_before_anything_is_loaded(monke
     monkeypatch.delitem(sys.modules, "allranks.train.engines.hf_trainer", raising=False)
     with pytest.raises(EnvironmentNotAble, match=r"pip install 'allranks\[train\]'"):
         strategies.create("hf_trainer", {})
+
+
+def test_without_any_the_spec_says_all() -> None:
+    found = complete_arguments(None, asked(backend="gloo"))
+    assert (found["per_device_train_batch_size"], found["gradient_accumulation_steps"], found["max_steps"]) == (
+        2,
+        3,
+        10,
+    )
+    assert (found["use_cpu"], found["ddp_backend"]) == (True, "gloo")
+    assert found["ddp_find_unused_parameters"] is False
+    assert found["logging_nan_inf_filter"] is False
+    assert found["save_strategy"] == found["eval_strategy"] == found["logging_strategy"] == "no"
+
+
+def test_what_was_completed_is_taken_again() -> None:
+    once = complete_arguments({"tf32": False}, asked())
+    assert complete_arguments(once, asked(backend="gloo")) == once | {"ddp_backend": "gloo"}
