@@ -1,4 +1,5 @@
-"""Run folders for the tests of the report page, written as the program writes them, and the most basic check of each."""
+"""Run folders for the tests of the report page, written as the program writes them, and the most basic check of
+each."""
 
 from __future__ import annotations
 

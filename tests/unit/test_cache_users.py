@@ -106,7 +106,8 @@ def test_without_any_place_the_message_names_folder_owner_and_cure(place: Path) 
 
 @pytest.mark.parametrize("umask", [0o002, 0o077])
 def test_a_killed_users_claim_in_a_sticky_cache(place: Path, umask: int) -> None:
-    """In a sticky folder nobody may remove another user's claim, also one that is dead; closed, it cannot be read either."""
+    """In a sticky folder nobody may remove another user's claim, also one that is dead; closed, it cannot be read
+    either."""
     cache = shared_folder(place, 0o3770)
     (cache / "data").mkdir()
     os.chown(cache / "data", 0, GROUP)
@@ -167,14 +168,20 @@ def test_anothers_runtime_folder_is_not_used_for_a_box(place: Path) -> None:
     runtime = place / "runtime"
     runtime.mkdir(mode=0o700)
     os.chown(runtime, ANN, GROUP)
-    look = f"import os; os.environ['XDG_RUNTIME_DIR'] = {str(runtime)!r}; from allranks.nodes.slurm.endpoints import state_root; print(state_root())"
+    look = (
+        f"import os; os.environ['XDG_RUNTIME_DIR'] = {str(runtime)!r}; from allranks.nodes.slurm.endpoints import "
+        "state_root; print(state_root())"
+    )
     assert ended(start_as(ANN, place, "-c", look))[1].strip() == f"{runtime}/allranks"
     assert ended(start_as(BEN, place, "-c", look))[1].strip() == f"{place}/user{BEN}/.local/state/allranks"
 
 
 def test_a_user_without_a_home_is_told_what_to_set(place: Path) -> None:
     """In containers a process may have a number that no file names."""
-    look = "import os; del os.environ['HOME']; from allranks.utils.filesystem import cache_root; print(cache_root('/x')); cache_root(None)"
+    look = (
+        "import os; del os.environ['HOME']; from allranks.utils.filesystem import cache_root; print(cache_root('/x')); "
+        "cache_root(None)"
+    )
     said = ended(start_as(ANN, place, "-c", look))[1]
     assert "/x" in said.splitlines()
     assert "allranks.errors.EnvironmentNotAble" in said and "set HOME, HF_HOME" in said
@@ -182,8 +189,10 @@ def test_a_user_without_a_home_is_told_what_to_set(place: Path) -> None:
 
 def test_bundles_of_a_second_user_get_a_place(place: Path) -> None:
     look = (
-        "import pathlib, sys; from allranks.nodes.staging.bundles import store_of; from allranks.spec import parse_spec\n"
-        "spec = parse_spec({'model': {'name': 'tiny:mistral'}, 'data': {'source': 'builtin:news'}, 'cluster': {'cache': sys.argv[1]}})\n"
+        "import pathlib, sys; from allranks.nodes.staging.bundles import store_of; from allranks.spec import "
+        "parse_spec\n"
+        "spec = parse_spec({'model': {'name': 'tiny:mistral'}, 'data': {'source': 'builtin:news'}, 'cluster': "
+        "{'cache': sys.argv[1]}})\n"
         "print(store_of(spec)); store_of(spec).mkdir(parents=True)"
     )
     cache = shared_folder(place)

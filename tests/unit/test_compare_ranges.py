@@ -45,7 +45,8 @@ def repeats(*step_s: float, share: float = 0.5) -> list[dict[str, Any]]:
 
 
 def three_repeats(scale: float = 1.0) -> dict[str, Any]:
-    """Two ranks: repeats of 0.1, 0.3 and 0.2 s on the first, 0.1 s longer on the second, which also holds and sends more."""
+    """Two ranks: repeats of 0.1, 0.3 and 0.2 s on the first, 0.1 s longer on the second, which also holds and sends
+    more."""
     first, second = rank(), rank()
     first["repeats"] = repeats(*(t * scale for t in (0.1, 0.3, 0.2)))
     second["repeats"] = repeats(*(t * scale for t in (0.2, 0.4, 0.3)))
@@ -167,7 +168,10 @@ def test_csv_and_json_have_the_ranges_and_all_earlier_columns(tmp_path: Path) ->
     assert float(good["step_time_s_min"]) == pytest.approx(0.15) and float(good["overlap_max"]) == pytest.approx(0.9)
     assert good["peak_bytes_min"] == "70" and bad["peak_bytes_min"] == "" and "RuntimeError" in bad["reasons"]
     assert None not in good and None not in bad, "every line has as many cells as the head"
-    earlier = "tokens_per_s tokens_per_s_min tokens_per_s_max step_time_s forward_s backward_s optimizer_s compute_s comm_s exposed_comm_s idle_s overlap"
+    earlier = (
+        "tokens_per_s tokens_per_s_min tokens_per_s_max step_time_s forward_s backward_s optimizer_s compute_s comm_s "
+        "exposed_comm_s idle_s overlap"
+    )
     assert good.keys() >= {*earlier.split(), "weights_bytes", "state_bytes", "peak_bytes", "collectives", "reasons"}
     assert csv_text([]).count("\n") == 1
 

@@ -60,7 +60,8 @@ def said(*rows: ComparisonRow) -> str:
 
 
 def test_shares_are_of_the_profiled_step() -> None:
-    """The timed step is shorter than a profiled one: 25 ms of communication in a step of 10 ms were "254 % of its step"."""
+    """The timed step is shorter than a profiled one: 25 ms of communication in a step of 10 ms were "254 % of its
+    step"."""
     text = said(
         row("a", step_time_s={"median": 0.01, "p90": 0.01}, profiled_step_s=0.1, exposed_comm_s=0.0254, comm_s=0.0254)
     )
@@ -92,7 +93,8 @@ def test_no_prediction_where_the_model_misses_what_was_measured() -> None:
 
 @pytest.mark.parametrize(("factor", "predicted"), [(1.2, True), (3.0, False)])
 def test_no_prediction_where_the_model_misses_the_measured_collectives(factor: float, predicted: bool) -> None:
-    """One of three sizes takes longer than a message and its bytes explain; the step times agree with the model all the same."""
+    """One of three sizes takes longer than a message and its bytes explain; the step times agree with the model all the
+    same."""
     one = row("a", exposed_comm_s=0.0, comm_s=0.0, collectives=[])
     told = measured([one])
     for rank in told["ranks"]:

@@ -1,4 +1,5 @@
-"""What the logs of ranks say of an abort and of the place in the program; and who sent a SIGKILL, by the kernel's own count."""
+"""What the logs of ranks say of an abort and of the place in the program; and who sent a SIGKILL, by the kernel's own
+count."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ from allranks.launch.failure_attribution import RankEnd, describe_crash, find_fi
 from allranks.utils.machine import oom_kills
 
 WHAT = "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  {}\n"
-SIZES = "[enforce fail at gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 106880 vs 4. Received data size doesn't match"
+SIZES = (
+    "[enforce fail at gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 106880 vs 4. Received data size "
+    "doesn't match"
+)
 DUMP = """Fatal Python error: Aborted
 
 Thread 0x00007f954e7366c0 (most recent call first):
@@ -80,3 +84,10 @@ def test_a_kill_for_lack_of_memory_is_told_from_others(
     (tmp_path / "n2.exit.json").write_text(json.dumps({"host": "n2", "attempt": 1, "failed": [row]}, indent=2))
     (finding,) = diagnose([tmp_path]).findings
     assert (finding.id, finding.rank, finding.host) == (kind, 2, "n2")
+
+
+def test_a_stop_by_a_signal_outside_slurm_is_not_called_a_cancellation_by_a_user(tmp_path: Path) -> None:
+    (tmp_path / "job.out").write_text("step 3/9 loss 2.1\nTraceback (most recent call last):\nKeyboardInterrupt\n")
+    (finding,) = diagnose([tmp_path]).findings
+    assert finding.id == "slurm_cancelled"
+    assert "user" not in finding.title and finding.next_test.startswith("the line names the signal")

@@ -1,4 +1,5 @@
-"""Failures 21 to 40 that need neither ranks nor nodes, or GPUs that are not here: those are replayed from the lines that they leave."""
+"""Failures 21 to 40 that need neither ranks nor nodes, or GPUs that are not here: those are replayed from the lines
+that they leave."""
 
 from __future__ import annotations
 
@@ -34,7 +35,10 @@ def found_in(tmp_path: Path, *lines: str) -> Diagnosis:
 INIT = [
     *(f"n1:70{r}:70{r} [{r}] NCCL INFO Bootstrap : Using ib0:10.2.0.1<0>" for r in (0, 1)),
     *(f"n1:70{r}:71{r} [{r}] NCCL INFO Channel 0{c} : {r}[{r}] -> {1 - r}[{1 - r}] [send] via NET/IB/0" for r in (0, 1) for c in (0, 1)),
-    *(f"n1:70{r}:71{r} [{r}] NCCL INFO ncclCommInitRank comm 0x5{r} rank {r} nranks 2 cudaDev {r} busId {r + 1}000 - Init COMPLETE" for r in (0, 1)),
+    *((
+        f"n1:70{r}:71{r} [{r}] NCCL INFO ncclCommInitRank comm 0x5{r} rank {r} nranks 2 cudaDev {r} busId {r + 1}000 - "
+        "Init COMPLETE"
+    ) for r in (0, 1)),
 ]  # fmt: skip
 
 
@@ -69,8 +73,14 @@ def test_harmless_lines_of_a_good_run(tmp_path: Path) -> None:
     """As pynvml, DeepSpeed's launcher and NCCL's end leave them: replayed, since they take a GPU or an old package."""
     found = found_in(
         tmp_path,
-        "torch/cuda/__init__.py:61: FutureWarning: The pynvml package is deprecated. Please install nvidia-ml-py instead.",
-        "[WARNING] [runner.py:215:fetch_hostfile] Unable to find hostfile, will proceed with training with local resources only.",
+        (
+            "torch/cuda/__init__.py:61: FutureWarning: The pynvml package is deprecated. Please install nvidia-ml-py "
+            "instead."
+        ),
+        (
+            "[WARNING] [runner.py:215:fetch_hostfile] Unable to find hostfile, will proceed with training with local "
+            "resources only."
+        ),
         "step 1/2 loss 2.10",
         "step 2/2 loss 2.01",
         "n1:700:700 [0] NCCL INFO comm 0x50 rank 0 nranks 2 cudaDev 0 busId 1000 - Abort COMPLETE",
@@ -112,7 +122,8 @@ echo '7;is UP'
 def test_sbatch_is_given_the_secrets_that_its_script_does_not_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: str
 ) -> None:
-    """In the place of Slurm's commands stand programs that write down their environment; the real ones are tried in the box."""
+    """In the place of Slurm's commands stand programs that write down their environment; the real ones are tried in the
+    box."""
     (tmp_path / "bin").mkdir()
     for name in ("sbatch", "scontrol"):
         (tmp_path / "bin" / name).write_text(STANDS_FOR_SLURM.format(there=tmp_path))

@@ -1,4 +1,5 @@
-"""What counts as silence, what follows an alarm on each node, and what is recorded of a rank. No ranks: pages and clocks are set by hand."""
+"""What counts as silence, what follows an alarm on each node, and what is recorded of a rank. No ranks: pages and
+clocks are set by hand."""
 
 from __future__ import annotations
 
@@ -563,7 +564,8 @@ def test_all_ranks_answers_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_rank_that_works_on_its_answer_is_given_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On an overloaded node the flight recorder's dump takes longer than usual; a rank that is blocked uses no CPU time."""
+    """On an overloaded node the flight recorder's dump takes longer than usual; a rank that is blocked uses no CPU
+    time."""
     page = HeartbeatPage()
     os.write(page.stacks, b"in _run_module_as_main")
     monkeypatch.setattr(collect, "ANSWER_S", 0.1)
@@ -610,7 +612,10 @@ def test_the_work_of_children_counts() -> None:
 
 def test_the_main_thread_is_the_one_that_runs_the_program() -> None:
     start = '  File "/repo/src/allranks/launch/rank.py", line 40 in main\n'
-    loads = 'Thread 0x01 (most recent call first):\n  File "/home/u/lib.py", line 4 in load\n  File "/home/u/p.py", line 2 in <module>\n'
+    loads = (
+        'Thread 0x01 (most recent call first):\n  File "/home/u/lib.py", line 4 in load\n  File "/home/u/p.py", line 2 '
+        "in <module>\n"
+    )
     main = f'Thread 0x02 (most recent call first):\n  File "/home/u/rows.py", line 9 in read\n{start}'
     other = 'Thread 0x03 (most recent call first):\n  File "/home/u/x.py", line 1 in work\n'
     assert (

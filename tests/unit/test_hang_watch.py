@@ -207,7 +207,8 @@ stand_still()
 
 
 def test_the_watch_takes_stacks_of_a_silent_process_and_the_driver_judges(tmp_path: Path) -> None:
-    """Two real processes; one beats, one sleeps. No torch in them, so there are no calls to compare. No secret is written."""
+    """Two real processes; one beats, one sleeps. No torch in them, so there are no calls to compare. No secret is
+    written."""
     run = RunDir(tmp_path)
     run.logs_of(1).mkdir(parents=True)
     run.events.mkdir()

@@ -1,4 +1,5 @@
-"""What is read in the output of a user's own program: lines as the libraries print them, and lines that nobody should print."""
+"""What is read in the output of a user's own program: lines as the libraries print them, and lines that nobody should
+print."""
 
 from __future__ import annotations
 
@@ -67,7 +68,8 @@ def read(*lines: str) -> dict[str, Any]:
         (["[GPU0] Epoch 1 | Iter 100 | Train Loss 4.1703"], {"step": 100, "loss": 4.1703, "epoch": 1.0}),
         (
             [
-                " iteration       40/     100 | elapsed time per iteration (ms): 3.2 | lm loss: 1.03E+01 | loss scale: 1.0"
+                " iteration       40/     100 | elapsed time per iteration (ms): 3.2 | lm loss: 1.03E+01 | loss scale: "
+                "1.0"
             ],
             {"step": 40, "loss": 10.3},
         ),

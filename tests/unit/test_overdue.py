@@ -1,4 +1,5 @@
-"""A job that Slurm holds although its run folder says that it is over: what is to be seen, and when it is acted upon."""
+"""A job that Slurm holds although its run folder says that it is over: what is to be seen, and when it is acted
+upon."""
 
 from __future__ import annotations
 
@@ -162,8 +163,8 @@ def test_what_another_job_said_does_not_count(run: RunDir) -> None:
     assert other.driver() == {}
 
 
-# The state of the node as scontrol shows it is part of the question whether it is lost; 127.0.0.1 stands for a node on whose
-# slurmd port ({port}) something listens or does not.
+# The state of the node as scontrol shows it is part of the question whether it is lost; 127.0.0.1 stands for a node on
+# whose slurmd port ({port}) something listens or does not.
 ANSWERS = """#!/bin/sh
 echo "$@" >> {called}
 case "$1 $2" in

@@ -1,4 +1,5 @@
-"""The guard that ends the processes of a killed agent's ranks. Real processes; a child of the test stands for the agent."""
+"""The guard that ends the processes of a killed agent's ranks. Real processes; a child of the test stands for the
+agent."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ while not os.path.exists("end"):
 
 @pytest.mark.parametrize(("grace_s", "rank_ends"), [(0.5, False), (600.0, True)])
 def test_all_that_a_killed_agent_has_left_is_ended(tmp_path: Path, grace_s: float, rank_ends: bool) -> None:
-    """A rank has its grace period; what is left of a rank that has ended has none. A process of nobody is left alone."""
+    """A rank has its grace period; what is left of a rank that has ended has none. A process of nobody is left
+    alone."""
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     agent = subprocess.Popen(
         [sys.executable, "-c", AGENT, str(grace_s), RANK], cwd=tmp_path, stdout=subprocess.PIPE, text=True

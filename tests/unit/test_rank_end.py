@@ -1,4 +1,5 @@
-"""How a rank ends: what its log, its events and its heartbeat page say, and what it waits for. Real processes, no torch."""
+"""How a rank ends: what its log, its events and its heartbeat page say, and what it waits for. Real processes, no
+torch."""
 
 from __future__ import annotations
 
@@ -207,7 +208,8 @@ def test_a_module_runs_as_python_runs_it(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_script_runs_as_python_runs_it(tmp_path: Path) -> None:
-    """It sees the modules beside it, but not those of its working directory, which would hide others of the same name."""
+    """It sees the modules beside it, but not those of its working directory, which would hide others of the same
+    name."""
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "statistics.py").write_text("raise SystemExit('the wrong one')\n")
     (tmp_path / "beside.py").write_text("mine = True\n")

@@ -1,4 +1,5 @@
-"""The processes of a node's ranks: how their ends are recorded, when they are signalled, and what is left of them. Real processes."""
+"""The processes of a node's ranks: how their ends are recorded, when they are signalled, and what is left of them. Real
+processes."""
 
 from __future__ import annotations
 
@@ -150,8 +151,14 @@ def test_a_request_to_stop_comes_once_and_only_after_the_handler_is_there(
 
 LEAVES = (
     READY
-    + "sleep = [sys.executable, '-c', 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)']\n"
-    + "left = [subprocess.Popen(sleep), subprocess.Popen(sleep, process_group=0), subprocess.Popen(sleep, start_new_session=True)]\n"
+    + (
+        "sleep = [sys.executable, '-c', 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "time.sleep(600)']\n"
+    )
+    + (
+        "left = [subprocess.Popen(sleep), subprocess.Popen(sleep, process_group=0), subprocess.Popen(sleep, "
+        "start_new_session=True)]\n"
+    )
     + "pathlib.Path(f'left{rank}').write_text(' '.join(str(p.pid) for p in left))\n"
 )
 
@@ -160,8 +167,8 @@ LEAVES = (
 def test_what_a_rank_leaves_in_its_session_is_ended(
     node: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    """Also a child with a process group of its own, as a shell with job control makes them, or with a session of its own.
-    Others are left alone."""
+    """Also a child with a process group of its own, as a shell with job control makes them, or with a session of its
+    own. Others are left alone."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(processes, "LEFTOVER_GRACE_S", 0.3)
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)

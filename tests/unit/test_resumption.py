@@ -136,7 +136,8 @@ def test_allow_inexact_allows_what_can_go_on_at_all(run: RunDir) -> None:
 
 
 def test_another_number_of_ranks_keeps_the_global_batch(run: RunDir) -> None:
-    """The place in the data counts steps of so many sequences: with another batch, rows would be left out or seen twice."""
+    """The place in the data counts steps of so many sequences: with another batch, rows would be left out or seen
+    twice."""
     spec = go_on(run, "cluster.procs_per_node=1", allow_inexact=True)
     assert spec.train.global_batch_size == 4
     batch = planned(spec).batch

@@ -205,7 +205,8 @@ def require_resumable(
 SIZE_KEYS = (
     *("model_type", "hidden_size", "n_embd", "dim", "num_hidden_layers", "n_layer", "n_layers", "num_attention_heads"),
     *("n_head", "n_heads", "num_key_value_heads", "head_dim", "intermediate_size", "n_inner"),
-    *("hidden_dim", "vocab_size", "tie_word_embeddings", "num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size"),
+    *("hidden_dim", "vocab_size", "tie_word_embeddings", "num_local_experts"),
+    *("num_experts", "n_routed_experts", "moe_intermediate_size"),
 )  # fmt: skip
 """Keys of config.json that determine the shapes of weights."""
 

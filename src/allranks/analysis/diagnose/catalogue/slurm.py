@@ -53,10 +53,11 @@ CLASSES: tuple[FailureClass, ...] = (
     ),
     FailureClass(
         id="slurm_cancelled",
-        title="cancelled by a user or administrator",
+        title="cancelled, or stopped by a signal",
         cause="The job was cancelled (scancel, or an interrupt at the terminal); nothing else had failed before.",
         fix="Nothing to fix; find out who cancelled it. The run can be resumed from the newest checkpoint.",
-        next_test="sacct -j <job> -o State%40 shows the user (CANCELLED by <uid>)",
+        next_test="the line names the signal, and who sent it where that is known; under Slurm, sacct -j <job> -o "
+        "State%40 shows the user (CANCELLED by <uid>)",
         reference="https://slurm.schedmd.com/scancel.html",
         patterns=possible(*(Pattern(p.regex, unless=p.unless) for p in INTERRUPT_PATTERNS))
         + likely(r"CANCELLED by \d+")
