@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "allranks"
-NEW = re.compile(r"\b[A-Z]{4,}\b")  # a file that does not exist yet: FAMILY.py
+NEW = re.compile("<")  # a file that does not exist yet: <family>.py
 
 
 def path_of(name: str) -> Path:
@@ -37,7 +37,7 @@ def problems() -> tuple[list[tuple[str, int, int]], list[str]]:
     rows = [line.strip("| ").split(" | ", 3) for line in section.splitlines() if line.startswith("| ")][1:]
     counts, wrong = [], []
     for question, goal, number, cell in rows:
-        steps = [re.findall(r"`([\w/.]+\.(?:py|j2|tsv))`", step) for step in cell.split(" > ")]
+        steps = [re.findall(r"`([\w/.<>]+\.(?:py|j2|tsv))`", step) for step in cell.split(" > ")]
         files = [name for step in steps for name in step]
         counts.append((question, len(files), int(goal)))
         if len(files) != int(number):

@@ -14,7 +14,7 @@ import pytest
 from allranks.errors import DataError, EnvironmentNotAble, SpecError
 from allranks.nodes.staging import bundles
 from allranks.nodes.staging.bundles import package_conflicts, parse_release
-from allranks.nodes.staging.manifests import (
+from allranks.nodes.staging.manifests import (, offline_variables
     StageManifest,
     for_node,
     load_manifest,
@@ -306,3 +306,9 @@ def test_the_verb_prints_one_document(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     shown = json.loads(done.stdout)
     assert [part["name"] for part in shown["parts"]] == ["allranks"] and shown["bytes"] > 100_000
+
+
+def test_offline_variables_have_reasons() -> None:
+    found = {v.name: v for v in offline_variables("/d")}
+    assert found["HF_HUB_OFFLINE"].value == "1" and found["HF_DATASETS_CACHE"].value == "/d"
+    assert all(v.reason and v.source == "stage" for v in found.values())
