@@ -14,11 +14,12 @@ import pytest
 from allranks.errors import DataError, EnvironmentNotAble, SpecError
 from allranks.nodes.staging import bundles
 from allranks.nodes.staging.bundles import package_conflicts, parse_release
-from allranks.nodes.staging.manifests import (, offline_variables
+from allranks.nodes.staging.manifests import (
     StageManifest,
     for_node,
     load_manifest,
     node_stage,
+    offline_variables,
     spec_here,
 )
 from allranks.nodes.staging.sources import (
