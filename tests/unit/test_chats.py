@@ -25,8 +25,7 @@ from allranks.train.data.tokenization import encode_text, train_tokenizer
 Message = dict[str, Any]
 
 ENDS = {
-    "phi3": "<|endoftext|>", "phi3_5": "<|endoftext|>", "gptoss": "<|return|>", "glm4moe": "<|endoftext|>",
-    "llama3": "<|eot_id|>",
+    "phi3": "<|endoftext|>", "phi3_5": "<|endoftext|>", "gptoss": "<|return|>", "glm4moe": "<|endoftext|>", "llama3": "<|eot_id|>",
     "llama3_1": "<|eot_id|>", "gemma": "<eos>", "gemma3": "<eos>", "cohere": "<|END_OF_TURN_TOKEN|>",
 }  # fmt: skip
 """End-of-text token of the family's tokenizer; the others have ``<|im_end|>``."""
@@ -149,11 +148,58 @@ def test_every_reply_is_trained_after_what_the_model_reads(
         assert messages[number].get("thinking", "") in text
 
 
+@pytest.mark.parametrize(
+    ("family", "messages", "given"),
+    [
+        ("phi3", CHAT, ""),
+        ("phi3_5", CHAT, ""),
+        ("glm4moe", CHAT, ""),
+        ("gptoss", CHAT, "<|start|>assistant"),
+        ("llama3", CHAT, ""),
+        ("qwen2_5", CHAT, "\n"),
+        ("qwen3_instruct_2507", CHAT, ""),
+        ("gemma3", CHAT, ""),
+        ("cohere", CHAT, ""),
+        ("qwen3", CHAT, ""),
+        ("qwen3", THINKING, ""),
+        ("qwen3_5_think", CHAT, "<think>\n"),
+        ("qwen3_5_think", THINKING, "<think>\n"),
+        ("qwen3_5_nothink", CHAT, "<think>\n\n</think>\n\n"),
+    ],
+)
+def test_the_same_is_trained_as_by_trl(family: str, messages: list[Message], given: str) -> None:
+    """Compared with the masks of TRL's template for training.
+
+    Args:
+        given: what TRL trains, although the prompt has it.
+    """
+    tokenizer = tokenizer_of(family)
+    by_trl = tokenizer.apply_chat_template(
+        messages,
+        chat_template=template(f"{family}_training"),
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+    )
+    runs = groupby(zip(by_trl["input_ids"], by_trl["assistant_masks"], strict=True), key=lambda pair: pair[1])
+    theirs = [tokenizer.decode([token for token, _ in group]) for wanted, group in runs if wanted]
+    assert all(text.startswith(given) for text in theirs)
+    ends = {"<|end|>", tokenizer.eos_token, "<|user|>"}  # gpt-oss, GLM-4 and Gemma: see the test above
+    assert [_without(text.removeprefix(given), ends) for text in theirs] == [
+        _without(text, ends) for text in parts(messages, tokenizer)
+    ]
+
+
+def _without(text: str, ends: set[str]) -> str:
+    """Return a reply without white space and end tokens at its end, of which TRL trains others."""
+    while any((text := text.rstrip()).endswith(end) for end in ends):
+        text = text.removesuffix(next(end for end in ends if text.endswith(end)))
+    return text
+
+
 @pytest.mark.parametrize("family", ["phi3", "gptoss", "glm4moe", "qwen3_5_think", "gemma3", "llama3"])
 def test_marks_of_the_template_are_used(family: str) -> None:
     """The template of TRL marks with ``{% generation %}`` what it trains; what the prompt has already is not trained
-    again.
-    """
+    again."""
     tokenizer = tokenizer_of(family, template(f"{family}_training"))
     found = parts(CHAT, tokenizer)
     assert len(found) == len(REPLIES)
@@ -161,11 +207,20 @@ def test_marks_of_the_template_are_used(family: str) -> None:
     assert not any("assistant" in text or "What" in text for text in found)
 
 
+def test_a_template_that_marks_the_middle_of_a_reply() -> None:
+    tokenizer = train_tokenizer(["user assistant It is two. Bye"] * 3, 400, classifier=False)
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% "
+        "endgeneration %}(tool){% generation %}{{ eos_token }}{% endgeneration %}{% else %}{{ m.content }}{% endif "
+        "%}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    assert parts(CHAT, tokenizer) == [text for reply in REPLIES for text in (reply, "</s>")]
+
+
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5_think", "phi3", "glm4moe", "gptoss", "gemma4_v5"])
 def test_edges_of_chats(family: str) -> None:
     """A system message, consecutive and empty replies, a border between emojis, white space, and a message after the
-    last reply.
-    """
+    last reply."""
     tokenizer = tokenizer_of(family)
     chat = [
         {"role": "system", "content": "Be brief."},
@@ -211,6 +266,11 @@ def test_rows_of_a_chat_are_cut_by_themselves() -> None:
     assert [int(row.mask.sum()) for row in cut[:2]] == [int(whole[0].mask.sum()), int(whole[1].mask.sum()) - 2]
 
 
+def test_messages_of_the_prompt_are_not_trained() -> None:
+    assert len(parts(CHAT, tokenizer_of("qwen3"), first_trained=3)) == 2
+    assert len(parts(CHAT, tokenizer_of("phi3"), first_trained=4)) == 1
+
+
 @pytest.mark.parametrize("family", ["qwen3_5_think", "glm4moe", "gptoss", "qwen2_5", "llama3_1"])
 @pytest.mark.parametrize("as_text", [True, False])
 def test_arguments_of_tool_calls_are_encoded_once(family: str, as_text: bool) -> None:
@@ -225,6 +285,22 @@ def test_arguments_of_tool_calls_are_encoded_once(family: str, as_text: bool) ->
     assert "\\" not in found[0]
     assert "ü" in found[0]
     assert "3" not in found[0], "what the tool says is not trained"
+
+
+def test_templates_of_the_older_form_get_arguments_as_text() -> None:
+    """One that fails on objects, and one that would write them as Python does."""
+    tokenizer = train_tokenizer(["user assistant add"] * 3, 400, classifier=False)
+    for written in ("'(' + c.function.arguments + ')'", "c.function.arguments"):
+        tokenizer.chat_template = (
+            (
+                "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}{{ "
+                "c.function.name }}{{ "
+            )
+            + written
+            + " }}{% endfor %}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+            "{% if add_generation_prompt %}[assistant]{% endif %}"
+        )
+        assert '{"a": 1, "b": "ü"}' in parts(TOOL_CHAT, tokenizer)[0]
 
 
 @pytest.mark.parametrize(
@@ -259,17 +335,39 @@ def test_tools_that_are_not_written_are_an_error() -> None:
     assert parts([{"role": "developer", "content": "x"}, *CHAT], default) == [f"{text}</s>" for text in REPLIES]
 
 
+def test_fields_without_text_for_the_model_are_allowed() -> None:
+    extra = [{**message, "id": i, "name": "n", "language": "en"} for i, message in enumerate(CHAT)]
+    assert parts(extra, tokenizer_of("phi3")) == parts(CHAT, tokenizer_of("phi3"))
+
+
+def test_a_reply_that_cannot_be_located_is_refused() -> None:
+    tokenizer = train_tokenizer(["user assistant"] * 3, 400, classifier=False)
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]<think>{% endif %}"
+    )
+    with pytest.raises(DataError, match=r"row 0, message 1 \(assistant\): it cannot be located .*\[assistant\]<think>"):
+        parts(CHAT, tokenizer)
+
+
+def test_a_template_with_a_switch_for_reasoning() -> None:
+    """Nemotron-3's default prompt begins a reasoning that these replies do not have; the prompt without reasoning leads
+    to them."""
+    found = list(trained(CHAT, tokenizer := tokenizer_of("nemotron_3_nano")))
+    assert [tokenizer.decode(reply) for _, reply in found] == [f"{text}<|im_end|>" for text in REPLIES]
+    assert all(tokenizer.decode(before).endswith("<think></think>") for before, _ in found)
+
+
 SLOW = (
-    "{% for m in messages %}{% if m.role == 'user' %}[U]{{ m.content }}[A]{% else %}"
-    "{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% for m in messages %}{% if m.role == 'user' %}[U]{{ m.content }}[A]{% else %}{{ m.content }}{{ eos_token }}{% "
+    "endif %}{% endfor %}"
 )
 
 
 @pytest.mark.parametrize("joined", [True, False])
 def test_a_tokenizer_without_offsets(tmp_path: Path, joined: bool) -> None:
     """CTRL's is written in Python, and its words end where white space is: ``[A]It`` is one word if the row is encoded
-    at once.
-    """
+    at once."""
     from transformers import CTRLTokenizer
 
     characters = sorted(set("".join(QUESTIONS + REPLIES) + "[UA]</s>") - {" "})
@@ -287,6 +385,22 @@ def test_a_tokenizer_without_offsets(tmp_path: Path, joined: bool) -> None:
     assert (row.ids.tolist() == at_once) == joined
 
 
+def test_a_tokenizer_without_offsets_encodes_at_once_where_it_can() -> None:
+    """As sentencepiece does, this one writes a token before each text that it encodes: turn by turn there would be one
+    in each."""
+
+    class Marked:
+        is_fast, eos_token_id, all_special_tokens = False, 1, ()
+
+        def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+            return {"input_ids": [0, *(ord(character) for character in text)]}
+
+    turns = (("ab", False), ("c", True), ("d", False), ("e", True))
+    (row,) = encode_text([Example(turns=turns)], Marked(), max_length=None, mask_prompt=True)
+    assert row.ids.tolist() == [0, *map(ord, "abcde"), 1]
+    assert row.mask.tolist() == [0, 0, 0, 1, 0, 1, 1]
+
+
 def test_generate_writes_the_prompt_as_it_was_trained() -> None:
     """With the tools of the row, and refusing the same."""
     tokenizer = tokenizer_of("qwen2_5")
@@ -299,24 +413,3 @@ def test_generate_writes_the_prompt_as_it_was_trained() -> None:
     assert prompt == "".join(text for text, _ in trained_row.turns[:-1])
     with pytest.raises(DataError, match="does not write the tools"):
         ChatWriter(tokenizer_of("phi3")).prompt(CHAT[:1], TOOLS)
-
-
-def test_templates_of_the_older_form_get_arguments_as_text() -> None:
-    """One that fails on objects, and one that would write them as Python does."""
-    tokenizer = train_tokenizer(["user assistant add"] * 3, 400, classifier=False)
-    for written in ("'(' + c.function.arguments + ')'", "c.function.arguments"):
-        tokenizer.chat_template = (
-            "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}"
-            "{{ c.function.name }}{{ "
-            + written
-            + " }}{% endfor %}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
-            "{% if add_generation_prompt %}[assistant]{% endif %}"
-        )
-        assert '{"a": 1, "b": "ü"}' in parts(TOOL_CHAT, tokenizer)[0]
-
-
-def test_a_template_with_a_switch_for_reasoning() -> None:
-    """Nemotron-3's default prompt begins a reasoning; the prompt without one leads to these replies."""
-    found = list(trained(CHAT, tokenizer := tokenizer_of("nemotron_3_nano")))
-    assert [tokenizer.decode(reply) for _, reply in found] == [f"{text}<|im_end|>" for text in REPLIES]
-    assert all(tokenizer.decode(before).endswith("<think></think>") for before, _ in found)

@@ -20,9 +20,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from allranks.analysis.metrics import expert_load, without_repeated_steps
 from allranks.errors import SpecError
-from allranks.planning.memory.model_config import known_config
 from allranks.planning.model_checks import check_model, router_line
-from allranks.spec import parse_spec
+from allranks.spec import load_spec, parse_spec
 from allranks.spec.records import AdapterSpec, ModelSpec, RunSpec, TrainSpec
 from allranks.train.data.batches import Batch
 from allranks.train.data.tokenization import train_tokenizer
@@ -75,8 +74,7 @@ def glm(tokenizer: Any, dtype: str = "float32", checkpointing: bool = False, **c
 
 def batch_of(tokenizer: Any) -> Batch:
     """Two rows, the second of which ends with five tokens of padding; the first ends with that token, too, as where
-    padding is the end token.
-    """
+    padding is the end token."""
     ids = torch.from_numpy(np.random.default_rng(0).integers(4, 255, (2, 12)))
     ids[1, 7:] = ids[0, 11] = tokenizer.pad_token_id
     targets = torch.where(ids == tokenizer.pad_token_id, -100, ids)
@@ -120,6 +118,38 @@ def test_the_demos_config_fits_and_unknown_settings_do_not(tokenizer: Any) -> No
         glm(tokenizer, head_dum=3)
 
 
+RAW: dict[str, Any] = {"model": {"name": "tiny:glm4_moe"}, "data": {"source": "x"}}
+LORA: dict[str, Any] = {"type": "lora", "target_parameters": EXPERTS}
+
+
+@pytest.mark.parametrize(
+    ("sections", "says"),
+    [
+        ({"adapter": {**LORA, "dropout": 0.1}}, "adapter.dropout is 0.1"),
+        ({"strategy": {"name": "pytorch_zero3", "adapters": "ignored"}}, "adapter.type is none"),
+        ({"adapter": LORA, "strategy": {"name": "pytorch_zero3", "adapters": "ignored", "offload": "optimizer"}}, "nothing to keep in host memory"),
+        ({"strategy": {"name": "pytorch_ddp", "offload": "optimizer"}}, "pytorch_ddp has no option 'offload'"),
+        ({"strategy": {"name": "zero3", "offload": "all"}}, "expected one of none, optimizer, got 'all'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_together_is_refused_before_anything_runs(sections: dict[str, Any], says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        parse_spec({**RAW, **sections})
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"adapter": LORA},
+        {"adapter": LORA, "strategy": {"name": "pytorch_zero3", "adapters": "ignored", "offload": "all"}},
+        {"adapter": LORA, "strategy": {"name": "pytorch_zero2", "offload": "optimizer"}},
+        {"strategy": {"name": "zero1", "offload": "optimizer"}},
+    ],
+)
+def test_what_fits_together_is_taken(sections: dict[str, Any]) -> None:
+    parse_spec({**RAW, **sections})
+
+
 @pytest.mark.parametrize(
     ("spec", "left", "says"),
     [
@@ -131,8 +161,7 @@ def test_the_demos_config_fits_and_unknown_settings_do_not(tokenizer: Any) -> No
 )  # fmt: skip
 def test_what_peft_adapts_instead_is_said(tokenizer: Any, spec: AdapterSpec, left: int, says: str) -> None:
     """Three projections of the dense block and of the two blocks' shared experts bear names that PEFT takes for the
-    experts'.
-    """
+    experts'."""
     model = add_adapter(glm(tokenizer), spec, classifier=False, base="b", seed=1)
     found = adapter_remarks(model, spec)
     adapted = {n.split(".lora_")[0] for n, _ in model.named_parameters() if ".lora_" in n}
@@ -146,6 +175,13 @@ def test_what_peft_adapts_instead_is_said(tokenizer: Any, spec: AdapterSpec, lef
     for text in found:
         assert says in text and f"skips {left} linear layers, first model.layers.0.mlp.gate_proj" in text
         assert "gate_up_proj" in text
+
+
+def test_a_dense_model_has_adapters_where_they_are_asked_for(tokenizer: Any) -> None:
+    for targets in (["q_proj", "down_proj"], None):
+        spec = AdapterSpec(type="lora", targets=targets)
+        dense = build_model(ModelSpec(name="tiny:llama", config=SMALL), tokenizer, dtype="float32", labels={}, seed=1)
+        assert adapter_remarks(add_adapter(dense, spec, classifier=False, base="b", seed=1), spec) == ()
 
 
 def test_a_target_that_the_model_does_not_have_is_refused_with_the_nearest_name(tokenizer: Any) -> None:
@@ -272,6 +308,24 @@ def test_the_router_loss_is_that_of_transformers(tokenizer: Any, recomputation: 
     assert loss_model.router_loss.take() is None
 
 
+def test_the_router_loss_is_what_is_asked_for_or_refused(tokenizer: Any) -> None:
+    quiet = mixtral(router_aux_loss_coef=0.02)
+    assert router_coefficient(quiet, 0.1)[0] == 0.1
+    assert router_coefficient(mixtral(output_router_logits=True), "off")[0] == 0
+    coefficient, says = router_coefficient(quiet, "auto")
+    assert coefficient == 0 and says.endswith(
+        "does not set output_router_logits; model.router_aux_loss: 0.02 would add one"
+    )
+    coefficient, says = router_coefficient(glm(tokenizer), "auto")
+    assert coefficient == 0 and "balanced by a correction bias (e_score_correction_bias)" in says
+    with pytest.raises(SpecError, match=r"0\.1, but Glm4MoeForCausalLM has no load-balancing loss .* correction bias"):
+        router_coefficient(glm(tokenizer), 0.1)
+    dense = build_model(ModelSpec(name="tiny:llama", config=SMALL), tokenizer, dtype="float32", labels={}, seed=1)
+    assert router_coefficient(dense, "auto") == (0.0, "")
+    with pytest.raises(SpecError, match=r"0\.1, but LlamaForCausalLM is not a mixture of experts"):
+        router_coefficient(dense, 0.1)
+
+
 def plain_spec(name: str, wanted: Any = "auto", **adapter: Any) -> RunSpec:
     lora = {"adapter": {"type": "lora", **adapter}} if adapter else {}
     return parse_spec(
@@ -289,9 +343,7 @@ def test_plan_says_of_routers_what_the_run_says(tokenizer: Any, tmp_path: Path) 
                 raw = json.loads((tmp_path / "config.json").read_text())
                 del raw["router_aux_loss_coef"]
                 (tmp_path / "config.json").write_text(json.dumps(raw))
-            coefficient, says = router_coefficient(model, wanted)
-            loaded = more.get("router_aux_loss_coef", model.config.router_aux_loss_coef) if more else 0
-            assert coefficient == (wanted if isinstance(wanted, float) else {"auto": loaded, "off": 0}[wanted])
+            says = router_coefficient(model, wanted)[1]
             assert says and router_line(plain_spec(str(tmp_path), wanted)) == says
     assert router_line(plain_spec("tiny:glm4_moe")) == router_coefficient(glm(tokenizer), "auto")[1]
     assert router_line(plain_spec("tiny:llama")) == ""
@@ -312,6 +364,12 @@ def test_a_fused_parameter_among_layers_is_named_where_it_belongs(tokenizer: Any
             with pytest.raises(SpecError, match=own):
                 add_adapter(glm(tokenizer), spec, classifier=False, base="b", seed=1)
     check_model(plain_spec("tiny:glm4_moe", targets=["down_proj"]))
+
+
+def test_a_dense_model_has_no_load(tokenizer: Any) -> None:
+    dense = build_model(ModelSpec(name="tiny:llama", config=SMALL), tokenizer, dtype="float32", labels={}, seed=1)
+    assert not ExpertLoad(LossModel(dense, classifier=False), torch.device("cpu"))
+    assert expert_load([{"event": "step", "step": 1}]) is None
 
 
 def test_shares_are_of_all_steps_that_count() -> None:
@@ -341,18 +399,41 @@ def test_the_large_example_is_planned_without_a_network() -> None:
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "16 ranks" in done.stdout and "pytorch_zero3" in done.stdout
+    spec = load_spec(path)
+    assert (spec.train.epochs, spec.train.lr) == (1, 4e-5)
+    assert (spec.eval.every, spec.eval.subset, spec.eval.batch_size, spec.eval.baseline) == (100, 200, 2, False)
+    assert (spec.checkpoint.mode, spec.checkpoint.every, spec.checkpoint.keep) == ("weights_only", 100, 5)
+    twin = load_spec(REPO / "examples" / "glm-tiny-fsdp-lora.yaml")
+    assert (twin.adapter, twin.strategy, twin.checkpoint.mode) == (spec.adapter, spec.strategy, "weights_only")
+
+
+MIXTRAL = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_key_value_heads": 8, "vocab_size": 32000,
+           "num_local_experts": 8, "num_experts_per_tok": 2}  # fmt: skip
+GLM_AIR = {
+    "hidden_size": 4096, "intermediate_size": 10944, "moe_intermediate_size": 1408, "num_hidden_layers": 46, "num_attention_heads": 96,
+    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151552, "n_routed_experts": 128, "num_experts_per_tok": 8, "n_shared_experts": 1,
+    "first_k_dense_replace": 1, "attention_bias": True,
+}  # fmt: skip
+QWEN = {
+    "hidden_size": 2048, "moe_intermediate_size": 768, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
+    "head_dim": 128, "vocab_size": 151936, "num_experts": 128, "num_experts_per_tok": 8,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("name", "total", "active"), [("mistralai/Mixtral-8x7B-v0.1", 46.7e9, 12.9e9), ("zai-org/GLM-4.5-Air", 106e9, 12e9)]
+    ("kind", "config", "all_", "active"),
+    [("mixtral", MIXTRAL, 46.7e9, 12.9e9), ("glm4_moe", GLM_AIR, 106e9, 12e9), ("qwen3_moe", QWEN, 30.5e9, 3.3e9)],
 )  # as their authors publish them, GLM's without embeddings (1.2e9)
-def test_of_the_experts_only_those_of_a_token_are_active(name: str, total: float, active: float) -> None:
-    config = dict(known_config(name) or {})
+def test_of_the_experts_only_those_of_a_token_are_active(
+    kind: str, config: dict[str, Any], all_: float, active: float
+) -> None:
+    import transformers
+
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config.pop("model_type"), **config))
+        model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **config))
     found = active_parameters(model)
     assert found is not None
-    assert count_parameters(model)[0] == pytest.approx(total, rel=0.01)
+    assert count_parameters(model)[0] == pytest.approx(all_, rel=0.01)
     assert found[0] == found[1] == pytest.approx(active, rel=0.12)
 
 

@@ -2,17 +2,71 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import allranks
 from allranks.train.patches import VERIFIED, cached_scan
 from tests.conftest import REPO
+
+SOURCE = Path(allranks.__file__).parent
+OWN = ("allranks", "__future__", "sys")  # Python's own `sys.argv` is there to be set
+
+
+def changes(text: str) -> Iterator[str]:
+    """Describe each assignment to an attribute of an imported foreign object, or to the forward of a module."""
+    tree = ast.parse(text)
+    foreign: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            foreign |= {(a.asname or a.name).partition(".")[0] for a in node.names if not a.name.startswith(OWN)}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.module.startswith(OWN):
+            foreign |= {a.asname or a.name for a in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AugAssign):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                root = target
+                while isinstance(root, ast.Attribute | ast.Subscript):
+                    root = root.value
+                named = isinstance(root, ast.Name) and root.id in foreign
+                if isinstance(target, ast.Attribute) and (named or target.attr == "forward"):
+                    yield f"line {node.lineno}: {ast.unparse(node).splitlines()[0]}"
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr":  # noqa: SIM102 - read apart
+            if ast.unparse(node.args[0]) in foreign | {"c10d"}:
+                yield f"line {node.lineno}: {ast.unparse(node)}"
+
+
+def test_other_libraries_are_changed_in_one_module() -> None:
+    found = [
+        f"{file.relative_to(SOURCE)} {problem}"
+        for file in sorted((SOURCE / "train").rglob("*.py"))
+        for problem in changes(file.read_text())
+        if file.name != "patches.py"
+    ]
+    assert not found, "\n".join(found)
+    assert len(list(changes((SOURCE / "train" / "patches.py").read_text()))) >= 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch.distributed as dist\ndist.Work.wait = f",
+        "import torch\ndef f():\n  torch.cpu.set_device = g",
+        "from peft import PeftModel\nPeftModel.merge = f",
+        "layer.forward = f",
+        "setattr(c10d, name, f)",
+    ],
+)
+def test_the_check_sees_a_change(text: str) -> None:
+    assert list(changes(text))
 
 
 def version(text: str) -> tuple[int, ...]:
@@ -96,6 +150,11 @@ def test_a_cache_that_cannot_be_written_does_no_harm(
     (folder.parent / "file").write_text("")
     monkeypatch.setenv("HF_HOME", str(folder.parent / "file"))
     assert scan(folder, calls) == scan(folder, calls) == FOUND and len(calls) == 2
+
+
+def test_few_files_are_not_kept(scanned: tuple[Path, list[str]], tmp_path: Path) -> None:
+    few, calls = packages(tmp_path / "few", 3), scanned[1]
+    assert scan(few, calls) == scan(few, calls) == FOUND and len(calls) == 2
 
 
 def test_keys_are_repeated_for_float32_attention_on_a_gpu() -> None:
