@@ -167,6 +167,24 @@ def test_only_folders_of_ended_jobs_are_swept(tmp_path: Path) -> None:
     assert (tmp_path / "box.7.0").exists()
 
 
+def test_nothing_is_removed_behind_a_link_that_somebody_else_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_TMPDIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    behind = tmp_path / "elsewhere" / "c.5.0"
+    behind.mkdir(parents=True)
+    root = Path(node.job_root())
+    root.symlink_to(behind.parent)
+    node.sweep(str(root), {"job": "c.9.0", "live": []})
+    assert node.remove({"job": "c.5.0"}) == {"gone": True}
+    assert behind.is_dir()
+    root.unlink()
+    behind.parent.rename(root)
+    root.chmod(0o700)
+    assert node.remove({"job": "c.5.0"}) == {"gone": True} and not root.exists()
+
+
 def test_where_a_node_takes_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_TMPDIR", raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path))

@@ -113,11 +113,13 @@ class StagingStep:
         """Send an archive through srun: slower than sbcast, but always allowed."""
         guard = threading.Timer(timeout_s, self._process.kill)
         guard.start()
-        self.order(do="stream", part=part, bytes=archive.stat().st_size)
-        with archive.open("rb") as file:
-            while block := file.read(1 << 20):
-                self.send(block)
-        guard.cancel()
+        try:
+            self.order(do="stream", part=part, bytes=archive.stat().st_size)
+            with archive.open("rb") as file:
+                while block := file.read(1 << 20):
+                    self.send(block)
+        finally:
+            guard.cancel()
 
     def answers(self, timeout_s: float) -> dict[str, dict[str, Any]]:
         """Return the next answer of every node.
@@ -166,15 +168,17 @@ class StagingStep:
         """Join fragments to answers, until the step ends."""
         fragments: dict[str, list[str]] = {}
         assert self._process.stdout is not None
-        for raw in self._process.stdout:
-            words = raw.decode(errors="replace").rstrip("\n").split(" ", 4)
-            if words[0] != "@allranks" or len(words) != 5:
-                continue  # output of modules and login scripts
-            mine = fragments.setdefault(words[1], [])
-            mine.append(words[4])
-            if len(mine) == int(words[3]):
-                self._answers.put((words[1], json.loads("".join(fragments.pop(words[1])))))
-        self._answers.put(None)
+        try:
+            for raw in self._process.stdout:
+                words = raw.decode(errors="replace").rstrip("\n").split(" ", 4)
+                if words[0] != "@allranks" or len(words) != 5:
+                    continue  # output of modules and login scripts
+                mine = fragments.setdefault(words[1], [])
+                mine.append(words[4])
+                if len(mine) == int(words[3]):
+                    self._answers.put((words[1], json.loads("".join(fragments.pop(words[1])))))
+        finally:  # also after a line that cannot be parsed: `answers` must not wait for its whole time
+            self._answers.put(None)
 
 
 # Variables of a batch job that must not affect these steps: they have one task per node, on named nodes.

@@ -96,14 +96,23 @@ def make_venv(target: str, interpreter: str) -> None:
         file.write(f"home = {os.path.dirname(interpreter)}\ninclude-system-site-packages = false\n")
 
 
+def is_own(path: str) -> bool:
+    """Return whether a path is a folder, not a link, that only this user can access."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    mine = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    return mine and not stat.S_IMODE(status.st_mode) & 0o077
+
+
 def own_folder(path: str) -> None:
     """Create a folder that only this user can access; refuse one that another user created or could change."""
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
         pass
-    status = os.lstat(path)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+    if not is_own(path):
         raise Refused(f"{path} is not a folder of this user alone (mode 0700); remove it or set another with TMPDIR")
 
 
@@ -180,7 +189,8 @@ def arrived(folder: str, part: dict[str, Any]) -> str:
 def sweep(root: str, request: dict[str, Any]) -> None:
     """Remove files of this user's ended jobs of this cluster that were not removed (the jobs were killed)."""
     cluster, job, _ = request["job"].rsplit(".", 2)
-    for name in os.listdir(root) if os.path.isdir(root) else []:
+    # Another user could have put a link there, and files behind it would be removed with this user's rights.
+    for name in os.listdir(root) if is_own(root) else []:
         parts = name.rsplit(".", 2)
         if len(parts) != 3 or parts[0] != cluster or not parts[1].isdigit() or name == request["job"]:
             continue
@@ -238,6 +248,8 @@ def place(folder: str, part: dict[str, Any], interpreter: str | None) -> None:
 def remove(request: dict[str, Any]) -> dict[str, Any]:
     """Remove the job's folder, and the user's folder if it is then empty."""
     folder = os.path.join(job_root(), request["job"])
+    if not is_own(os.path.dirname(folder)):  # nothing there is this job's
+        return {"gone": True}
     for _ in range(3):  # nodes may share the folder and remove it at once
         shutil.rmtree(folder, ignore_errors=True)
         if not os.path.lexists(folder):
