@@ -22,7 +22,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 REPO = Path(__file__).resolve().parent.parent
 
-# Not the user's own folder: a test that is killed while DeepSpeed builds leaves a lock, for which every later build waits.
+# Not the user's own folder: a test that is killed while DeepSpeed builds leaves a lock, for which every later build
+# waits.
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(REPO / ".venv" / "torch_extensions"))
 
 

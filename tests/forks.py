@@ -1,8 +1,9 @@
 """Run tests in several processes that are forked once all tests have been collected: ``pytest --forks 5``.
 
-Collecting imports torch, transformers and all test modules, which takes longer than a fifth of the usual tests; workers that are started
-anew, as pytest-xdist's are, do it each for themselves. Tests that share one real run or one cluster (a fixture) go to one worker, and so
-do the tests of a quick file; all others go one by one to workers as these become free.
+Collecting imports torch, transformers and all test modules, which takes longer than a fifth of the usual tests; workers
+that are started anew, as pytest-xdist's are, do it each for themselves. Tests that share one real run or one cluster (a
+fixture) go to one worker, and so do the tests of a quick file; all others go one by one to workers as these become
+free.
 """
 
 from __future__ import annotations
@@ -158,7 +159,8 @@ class Teller:
 
 
 def _work(session: pytest.Session, number: int, link: Connection) -> None:
-    """Be a worker: run what the other process gives, one test ahead, because pytest tears down what the next does not need."""
+    """Be a worker: run what the other process gives, one test ahead, because pytest tears down what the next does not
+    need."""
     code = 1
     try:
         os.environ[WORKER] = str(number)

@@ -21,7 +21,8 @@ ANN, BEN, GROUP = 65001, 65002, 65000
 
 @functools.cache
 def _interpreter() -> str | None:
-    """A Python that ordinary users may start and that can load the packages here: this one, or one of the same build."""
+    """A Python that ordinary users may start and that can load the packages here: this one, or one of the same
+    build."""
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     places = [sys.executable, *(f"{folder}/{version}" for folder in ("/usr/local/bin", "/usr/bin"))]
     for place in filter(os.path.exists, places):

@@ -18,7 +18,8 @@ class CollectiveTotals(Record, frozen=True):
 def collectives_per_step(
     report: TraceReport, rank: int, phase: Phase | None = None
 ) -> dict[int | None, dict[str, CollectiveTotals]]:
-    """Return by step and kind the collectives that a rank launched, in one phase (`"backward"`: launched there, whenever it ran) or in all.
+    """Return by step and kind the collectives that a rank launched, in one phase (`"backward"`: launched there,
+    whenever it ran) or in all.
 
     Steps without collectives are included, empty. Without step marks the only key is None.
     """

@@ -1,8 +1,10 @@
-"""Which tests are usual (`make test`); the others carry the mark ``full`` and run in `make test-all`. See tests/README.md.
+"""Which tests are usual (`make test`); the others carry the mark ``full`` and run in `make test-all`. See
+tests/README.md.
 
-`FILES` names all usual tests of a file; a name without brackets stands for all cases of a test that are not marked ``full`` where they are
-written. `CASES` names the usual cases of one test in a file that `FILES` does not name; none: the test is not usual. A test that neither
-table names is usual unless it is marked ``full``. `DOCS` are checks of pages, pictures and the source; they run in `make lint` and `make test-all`.
+`FILES` names all usual tests of a file; a name without brackets stands for all cases of a test that are not marked
+``full`` where they are written. `CASES` names the usual cases of one test in a file that `FILES` does not name; none:
+the test is not usual. A test that neither table names is usual unless it is marked ``full``. `DOCS` are checks of
+pages, pictures and the source; they run in `make lint` and `make test-all`.
 """
 
 from __future__ import annotations
@@ -106,7 +108,10 @@ FILES: dict[str, set[str]] = {
         "test_files_give_what_transformers_gives[True-3]",
         "test_a_part_that_went_astray_is_seen[other_rows]",
         "test_a_rank_that_sees_other_files_gets_those_of_rank_0[last]",
-        "test_all_ranks_hear_why_one_cannot_read_its_part[failing-rank 1: .*: .*weight cannot be read: Input/output error-3]",
+        (
+            "test_all_ranks_hear_why_one_cannot_read_its_part[failing-rank 1: .*: .*weight cannot be read: "
+            "Input/output error-3]"
+        ),
         "test_all_ranks_refuse_damaged_files",
         "test_rows_that_several_nodes_keep_are_read_by_rank_0_and_go_once_to_each_node",
         "test_ranks_end_when_a_reader_is_killed[killed-1-sight0]",
@@ -227,7 +232,8 @@ DOCS: dict[str, set[str]] = {
 
 
 def is_usual(file: str, name: str, case: str) -> bool:
-    """Return whether the tables leave a test in `make test`: its file below tests/, its function, and its case without brackets."""
+    """Return whether the tables leave a test in `make test`: its file below tests/, its function, and its case without
+    brackets."""
     if file in FILES:
         return bool({name, f"{name}[{case}]"} & FILES[file])
     cases = CASES.get(f"{file}::{name}")

@@ -1,12 +1,15 @@
-"""Processes forked from one that has imported what they need: verbs of allranks, whole runs, and the ranks of distributed tests.
+"""Processes forked from one that has imported what they need: verbs of allranks, whole runs, and the ranks of
+distributed tests.
 
-Importing torch and transformers takes longer than most tests do. Each process is one of its own all the same: its own memory, its own
-signals, its own gloo, its own end. In a run that is started here, the launcher forks its agent and the agent forks its ranks where they
-would otherwise start a Python (`fork_instead`): parents and children, sessions, arguments and variables in /proc are the same, and
-allranks itself is imported anew in each. What only a new interpreter shows is left to tests that start one: imports themselves, other
-hash seeds, users' own programs, every agent of a cluster, the memory of a rank.
+Importing torch and transformers takes longer than most tests do. Each process is one of its own all the same: its own
+memory, its own signals, its own gloo, its own end. In a run that is started here, the launcher forks its agent and the
+agent forks its ranks where they would otherwise start a Python (`fork_instead`): parents and children, sessions,
+arguments and variables in /proc are the same, and allranks itself is imported anew in each. What only a new interpreter
+shows is left to tests that start one: imports themselves, other hash seeds, users' own programs, every agent of a
+cluster, the memory of a rank.
 
-``python -m tests.warm KIND FD`` listens on a socket for all workers of a test session. See `serve` for what it is asked.
+``python -m tests.warm KIND FD`` listens on a socket for all workers of a test session. See `serve` for what it is
+asked.
 """
 
 from __future__ import annotations
@@ -319,7 +322,8 @@ def main() -> None:
 
 
 def serve(listener: socket.socket, wake: int) -> None:
-    """Fork at each request, a line of JSON; answer with the process's id, and once more with its exit status when it has ended.
+    """Fork at each request, a line of JSON; answer with the process's id, and once more with its exit status when it
+    has ended.
 
     Processes whose worker has gone are killed; without workers this one ends.
     """
@@ -478,7 +482,8 @@ def fork_instead(
     env: Any,
     *more: Any,
 ) -> None:
-    """In place of `subprocess.Popen._execute_child`: fork where a module of allranks would be started in a new interpreter."""
+    """In place of `subprocess.Popen._execute_child`: fork where a module of allranks would be started in a new
+    interpreter."""
     _, _, _, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *_, new_session, _ = more
     words = [word for word in args if word != "-u"] if isinstance(args, list) else []
     if words[:2] != [sys.executable, "-m"] or words[2] not in FORKED or _is_own_program(words):

@@ -77,7 +77,8 @@ def connects(box: Box, source: str, target: str, timeout_s: float = 1.0) -> bool
 
 
 def machine(name: str) -> dict[str, list[str]]:
-    """What a box of that name must not leave on the machine: interfaces, mounts, files. Other boxes may come and go meanwhile."""
+    """What a box of that name must not leave on the machine: interfaces, mounts, files. Other boxes may come and go
+    meanwhile."""
     state = state_root()
     others = [path for path in state.glob("*") if path.name != name]
     links = subprocess.run(["ip", "-br", "link"], capture_output=True, text=True, timeout=10, check=True).stdout

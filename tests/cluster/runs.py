@@ -42,7 +42,8 @@ OWN_INTERFACES = {"n1": "eth0", "n2": "eno1"}
 
 
 def each_node_used_its_own_interface(run: RunDir, shown: str) -> None:
-    """What was decided for n1 and n2, and the connections that their ranks really had, in the files and in the terminal."""
+    """What was decided for n1 and n2, and the connections that their ranks really had, in the files and in the
+    terminal."""
     policy = network_policy.load_policy(run.network(1))
     assert policy is not None
     chosen = {node.host: {e.name: e.value for e in node.environment}["GLOO_SOCKET_IFNAME"] for node in policy.nodes}

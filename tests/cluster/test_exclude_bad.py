@@ -1,4 +1,5 @@
-"""`run --exclude-bad` in the box: a node that cannot run is left out, named, and the rest goes on; if the spec allows."""
+"""`run --exclude-bad` in the box: a node that cannot run is left out, named, and the rest goes on; if the spec
+allows."""
 
 from __future__ import annotations
 

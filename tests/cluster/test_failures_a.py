@@ -1,4 +1,5 @@
-"""Failures of the field notes on a real Slurm that no other test makes: another version on one node, a firewall between nodes."""
+"""Failures of the field notes on a real Slurm that no other test makes: another version on one node, a firewall between
+nodes."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def test_a_version_that_differs_on_one_node_is_refused_by_name(box: Box, spec: P
 
 @contextmanager
 def walled_off(box: Box, node: str, peers: list[str]) -> Iterator[None]:
-    """What the node sends to these addresses is dropped, as between two nodes by a firewall; Slurm's controller still reaches it."""
+    """What the node sends to these addresses is dropped, as between two nodes by a firewall; Slurm's controller still
+    reaches it."""
     for peer in peers:
         on(box, node, "ip", "route", "add", "blackhole", f"{peer}/32")
     try:

@@ -114,7 +114,8 @@ def test_a_launcher_that_needs_ssh_is_named(box: Box, shared: Path) -> None:
 def test_modules_that_cannot_be_loaded_end_the_job_by_name(
     box: Box, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A module system, such as Lmod, that hides `anaconda` until `external` is loaded. The nodes have none of their own."""
+    """A module system, such as Lmod, that hides `anaconda` until `external` is loaded. The nodes have none of their
+    own."""
     module = """() { case "$2:$SEEN" in external:*|anaconda:external) export SEEN="$2" ;; *)
  echo "Lmod has detected the following error: The following module(s) are unknown: \\"$2\\"" >&2; return 1 ;; esac
 }"""

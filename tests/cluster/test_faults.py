@@ -92,7 +92,10 @@ def test_slurmd_and_slurmctld_stop_and_restart(box: Box, shared: Path) -> None:
 
 
 def test_a_cut_link_is_silent_and_an_interface_down_is_not(box: Box) -> None:
-    code = "import socket\ntry: socket.create_connection(('n1', 6818), 1.5)\nexcept OSError as e: print(type(e).__name__, e)"
+    code = (
+        "import socket\ntry: socket.create_connection(('n1', 6818), 1.5)\nexcept OSError as e: print(type(e).__name__, "
+        "e)"
+    )
     with injected(box, "cut-link", "n2"):
         assert on(box, "n2", "cat", "/sys/class/net/eno1/operstate") == "up"
         assert "timed out" in on(box, "n2", "python3", "-c", code)

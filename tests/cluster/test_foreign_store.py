@@ -1,4 +1,5 @@
-"""Two runs that were given the same fixed port: the second is refused with the port and the address, the first is unharmed."""
+"""Two runs that were given the same fixed port: the second is refused with the port and the address, the first is
+unharmed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Hangs of a job of three nodes: the report names rank, host and line soon after the limit, whatever made it stand still."""
+"""Hangs of a job of three nodes: the report names rank, host and line soon after the limit, whatever made it stand
+still."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`doctor` and `run` with `launcher: hosts`: every host on which the printed command was really started is examined, and the others are named."""
+"""`doctor` and `run` with `launcher: hosts`: every host on which the printed command was really started is examined,
+and the others are named."""
 
 from __future__ import annotations
 

@@ -74,7 +74,8 @@ def test_the_lab_on_five_nodes(shared: Path, make_box: Callable[..., Box], monke
 @pytest.mark.full
 @pytest.mark.parametrize("adapters", ["auto", "sharded"])
 def test_the_twin_of_the_large_mixture_of_experts(box: Box, shared: Path, adapters: str) -> None:
-    """FSDP2 over two nodes: adapters on attention and experts, which auto keeps whole on every rank, read again by plain PEFT."""
+    """FSDP2 over two nodes: adapters on attention and experts, which auto keeps whole on every rank, read again by
+    plain PEFT."""
     run_dir = run_example(shared, GLM, f"strategy.adapters={adapters}")
     metrics = read_json(run_dir.metrics)
     assert (metrics["world_size"], metrics["nodes"], metrics["strategy"]) == (4, 2, "pytorch_zero3")

@@ -14,7 +14,8 @@ from allranks.nodes.preflight.requirements import PORT_CANDIDATES, rendezvous_po
 from allranks.rundir.files import read_json
 from tests.cluster.runs import Submitted, log_of, spec_in
 
-# On a node: addresses and ports that processes of allranks listen on, their command lines, and the rendezvous variables of the ranks.
+# On a node: addresses and ports that processes of allranks listen on, their command lines, and the rendezvous variables
+# of the ranks.
 LOOK = """
 import json, os, socket, struct
 found = {"listen": [], "words": "", "stores": []}

@@ -120,7 +120,8 @@ def assert_resumed_once(box: Box, job: Submitted, at_least: int) -> None:
 
 @pytest.mark.parametrize("partition", ["grace", "cancel"])
 def test_a_preempted_training_saves_in_its_grace_time_and_continues(box: Box, shared: Path, partition: str) -> None:
-    """With GraceTime Slurm signals the job's steps and not its script, so that only Slurm can say why ranks have stopped.
+    """With GraceTime Slurm signals the job's steps and not its script, so that only Slurm can say why ranks have
+    stopped.
 
     PreemptMode=CANCEL would end the job for good; it is requeued by its own driver (`max_requeues`) before.
     """
@@ -203,7 +204,8 @@ def test_where_slurm_refuses_to_requeue_a_time_limit_ends_the_run_resumably(box:
 def test_where_slurm_refuses_the_update_the_job_goes_back_to_the_queue_and_the_log_says_so(
     box: Box, shared: Path
 ) -> None:
-    """A requeue without the lost node needs `scontrol update`, which a site's job_submit plugin may refuse; the node is DOWN anyhow."""
+    """A requeue without the lost node needs `scontrol update`, which a site's job_submit plugin may refuse; the node is
+    DOWN anyhow."""
     conf = BoxPaths(Path(box.plan.folder)).etc
     (conf / "job_submit.lua").write_text(NO_UPDATES)
     with (conf / "slurm.conf").open("a") as file:

@@ -1,4 +1,5 @@
-"""FSDP2 on two nodes of two ranks: with a copy of the weights on each node (HSDP), fewer bytes cross between them, as the model says."""
+"""FSDP2 on two nodes of two ranks: with a copy of the weights on each node (HSDP), fewer bytes cross between them, as
+the model says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`doctor` and `run` say the same of each planted fault: the same refusal in the same words, or the same failed checks on the same nodes."""
+"""`doctor` and `run` say the same of each planted fault: the same refusal in the same words, or the same failed checks
+on the same nodes."""
 
 from __future__ import annotations
 
@@ -94,7 +95,11 @@ def test_both_refuse_a_run_root_that_the_login_side_may_not_write(box: Box, shar
     """The mount is read-only in the namespace of the verbs alone."""
     (shared / "ro").mkdir()
     mount = f'mount --bind {shared}/ro {shared}/ro && mount -o remount,bind,ro {shared}/ro && exec "$@"'
-    monkeypatch.setattr("tests.cluster.runs.ALLRANKS", ["unshare", "-m", "sh", "-c", mount, "sh", sys.executable, "-m", "allranks.cli.main"])  # fmt: skip
+    # fmt: skip
+    monkeypatch.setattr(
+        "tests.cluster.runs.ALLRANKS",
+        ["unshare", "-m", "sh", "-c", mount, "sh", sys.executable, "-m", "allranks.cli.main"],
+    )
     spec = {**own_spec(shared), "run_root": str(shared / "ro")}
     (shared / "spec.yaml").write_text(yaml.safe_dump(spec))
     examined, started = (allranks(shared, verb, "spec.yaml") for verb in ("doctor", "run"))

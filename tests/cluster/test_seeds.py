@@ -24,7 +24,8 @@ ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
 def test_trainer_with_lora_on_two_nodes(box: Box, shared: Path) -> None:
-    """000: Slurm, torchrun and HF Trainer over two nodes whose interfaces have different names; first the job waits for another."""
+    """000: Slurm, torchrun and HF Trainer over two nodes whose interfaces have different names; first the job waits for
+    another."""
     submit(box, shared, "sleep 5\n", "--nodes=3", "--exclusive")
     run_dir, shown = example_and_output(shared, SEEDS / "000" / "two-nodes-tiny.yaml")
     assert re.search(r"job \d+ is pending: (Resources|Priority)", shown), shown

@@ -37,7 +37,8 @@ WAITS = "import time\nprint('READY', flush=True)\ntime.sleep(600)\n"
 
 
 def test_three_nodes_with_differing_interfaces_and_names_on_loopback(box: Box, shared: Path) -> None:
-    """n2's interface is called otherwise, and n1 thinks that its own name is 127.0.1.1: the habits of hand-made scripts fail here."""
+    """n2's interface is called otherwise, and n1 thinks that its own name is 127.0.1.1: the habits of hand-made scripts
+    fail here."""
     inject(box, "loopback-hosts", node="n1")
     done, run_dir = run(shared, spec_in(shared, cluster={"procs_per_node": 2}, train={"max_steps": 8}))
     assert done.returncode == 0, done.stdout + done.stderr + log_of(run_dir)
@@ -145,7 +146,8 @@ def test_hostile_values_reach_slurm_as_values(box: Box, shared: Path) -> None:
 
 def test_a_users_own_torchrun_program(box: Box, shared: Path) -> None:
     (shared / "own.py").write_text(
-        "import sys, torch, torch.distributed as dist\ndist.init_process_group('gloo')\nx = torch.ones(1)\ndist.all_reduce(x)\n"
+        "import sys, torch, torch.distributed as dist\ndist.init_process_group('gloo')\nx = "
+        "torch.ones(1)\ndist.all_reduce(x)\n"
         "print('sum', int(x), 'args', sys.argv[1:], flush=True)\ndist.destroy_process_group()\n"
     )
     spec = {
@@ -251,12 +253,14 @@ def test_cancel_and_detach(box: Box, shared: Path) -> None:
 def test_a_node_that_sees_neither_project_nor_data_gets_them(
     shared: Path, make_box: Callable[..., Box], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The user's own program and a module beside it are hidden from n2; a bundle brings them there, and they go again."""
+    """The user's own program and a module beside it are hidden from n2; a bundle brings them there, and they go
+    again."""
     (shared / "project").mkdir()
     (shared / "project" / "pyproject.toml").write_text("")
     (shared / "project" / "helper.py").write_text("WORD = 'from the helper'\n")
     (shared / "project" / "own.py").write_text(
-        "import torch.distributed as dist\nfrom helper import WORD\ndist.init_process_group('gloo')\ndist.barrier()\nprint(WORD, __file__, flush=True)\n"
+        "import torch.distributed as dist\nfrom helper import "
+        "WORD\ndist.init_process_group('gloo')\ndist.barrier()\nprint(WORD, __file__, flush=True)\n"
         "dist.destroy_process_group()\n"
     )
     box = make_box(f"lacks-{os.getpid()}", nodes=2, hidden=(HiddenFolder(path=str(shared / "project"), nodes=("n2",)),))

@@ -1,7 +1,8 @@
-"""Another user of the nodes writes to and deletes from the TCPStore of a live Slurm run, which cannot refuse it (SECURITY.md).
+"""Another user of the nodes writes to and deletes from the TCPStore of a live Slurm run, which cannot refuse it
+(SECURITY.md).
 
-What must hold: nothing that he writes is executed, a run whose ranks are connected goes on, and one that is disturbed while its
-ranks connect ends within its limits with a message.
+What must hold: nothing that he writes is executed, a run whose ranks are connected goes on, and one that is disturbed
+while its ranks connect ends within its limits with a message.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from tests.dist.harness import until
 from tests.security.users import OTHER_USER, needs_other_user
 
 pytestmark = needs_other_user
-# Loads torch, gives up the rights of root, then writes a pickle under every key of the store, for `seconds`; deletes them last.
+# Loads torch, gives up the rights of root, then writes a pickle under every key of the store, for `seconds`; deletes
+# them last.
 ATTACK = r"""
 import json, os, pickle, sys, time
 from datetime import timedelta

@@ -1,8 +1,10 @@
-"""What users and their programs rely on is what it was at f7fa6041: plans, keys, exit codes, signatures, options, old run folders, findings.
+"""What users and their programs rely on is what it was at f7fa6041: plans, keys, exit codes, signatures, options, old
+run folders, findings.
 
-Additions are allowed; what is removed, renamed or different fails. The records are in frozen/. After a wanted change of one of them
-``ALLRANKS_GOLDEN=write python -m pytest tests/golden/test_frozen.py -k NAME`` writes it anew (runs are only written if they are absent);
-read the difference. A lint rule that was removed on purpose is a line of frozen/lint_removed.txt.
+Additions are allowed; what is removed, renamed or different fails. The records are in frozen/. After a wanted change of
+one of them ``ALLRANKS_GOLDEN=write python -m pytest tests/golden/test_frozen.py -k NAME`` writes it anew (runs are only
+written if they are absent); read the difference. A lint rule that was removed on purpose is a line of
+frozen/lint_removed.txt.
 """
 
 from __future__ import annotations
@@ -82,7 +84,8 @@ def check(name: str, now: dict[str, Any], skip: Set[str] = frozenset()) -> None:
 
 
 def key_tree(value: Any) -> Any:
-    """Return the keys of a document: of a list, those of all its items; numbers and names of hosts as keys stand for any."""
+    """Return the keys of a document: of a list, those of all its items; numbers and names of hosts as keys stand for
+    any."""
     pairs = [("[]", x) for x in value] if isinstance(value, list) else value.items() if isinstance(value, dict) else ()
     tree: dict[str, Any] = {}
     for key, item in pairs:
@@ -248,7 +251,10 @@ def make_run(name: str, folder: Path, archive: Path) -> None:
     (run,) = (folder / "made").glob(f"{name}-*")
     archive.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(archive, "w:xz") as packed:
-        packed.add(run, name, filter=lambda item: None if "/telemetry/" in item.name or item.name.endswith(".html") else item)  # fmt: skip
+        # fmt: skip
+        packed.add(
+            run, name, filter=lambda item: None if "/telemetry/" in item.name or item.name.endswith(".html") else item
+        )
     shutil.rmtree(folder / "made")
 
 
@@ -281,7 +287,10 @@ def test_an_old_run_resumes(name: str, machine: Path) -> None:
     from safetensors.torch import load_file
 
     weights = [load_file(p) for p in sorted(run.checkpoint(4).glob("*.safetensors"))]
-    digest = hashlib.sha256(b"".join(t[k].contiguous().numpy().tobytes() for t in weights for k in sorted(t))).hexdigest()  # fmt: skip
+    # fmt: skip
+    digest = hashlib.sha256(
+        b"".join(t[k].contiguous().numpy().tobytes() for t in weights for k in sorted(t))
+    ).hexdigest()
     losses = [event["loss"] for event in second if event["event"] == "step"]
     exact = {"torch": torch.__version__, "cpu": cpu_model(), "losses": losses, "weights": digest}
     path = FROZEN / "runs" / f"{name}.result.json"

@@ -42,7 +42,10 @@ def found(report: LintReport) -> list[tuple[str, int]]:
     return [(f.id, f.line) for f in report.findings if f.id in RULES]
 
 
-HEAD = "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=2\n#SBATCH --cpus-per-task=16\n#SBATCH --mem=64G\n"
+HEAD = (
+    "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=2\n#SBATCH --cpus-per-task=16\n#SBATCH "
+    "--mem=64G\n"
+)
 
 
 def script_of(fragment: str) -> str:

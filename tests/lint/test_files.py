@@ -168,7 +168,10 @@ def test_the_terminal_output_fits_and_says_all(tmp_path: Path, width: int) -> No
 
 
 def test_environment_files(tmp_path: Path) -> None:
-    dump = "SHELL=/bin/bash\nNCCL_TIMEOUT=1\nPS1=a\n  b\nPATH=/bin\nHOME=/root\nMASTER_PORT=15123\nGLOO_SOCKET_IFNAME==eth0\n"
+    dump = (
+        "SHELL=/bin/bash\nNCCL_TIMEOUT=1\nPS1=a\n  "
+        "b\nPATH=/bin\nHOME=/root\nMASTER_PORT=15123\nGLOO_SOCKET_IFNAME==eth0\n"
+    )
     assert found(lint_text(tmp_path, dump, "now.env")) == [
         ("unknown-variable", 2),
         ("gloo-interface-syntax", 8),
@@ -189,8 +192,10 @@ def test_environment_files(tmp_path: Path) -> None:
 
 def test_specs(tmp_path: Path) -> None:
     text = (
-        "model: {name: tiny:mistral}\ndata: {source: builtin:instructions}\ncluster:\n  launcher: slurm\n  nodes: 2\n  env:\n"
-        "    NCCL_TIMEOUT: 600\n    HF_HOME: /tmp/hf\n  setup:\n    - module load cuda\n    - export NCCL_NET_DISABLE=1\n"
+        "model: {name: tiny:mistral}\ndata: {source: builtin:instructions}\ncluster:\n  launcher: slurm\n  nodes: 2\n  "
+        "env:\n"
+        "    NCCL_TIMEOUT: 600\n    HF_HOME: /tmp/hf\n  setup:\n    - module load cuda\n    - export "
+        "NCCL_NET_DISABLE=1\n"
     )
     report = lint_text(tmp_path, text, "spec.yaml")
     assert found(report) == [("unknown-variable", 7), ("cache-not-shared", 8), ("unknown-variable", 11)]
@@ -201,7 +206,8 @@ def test_lint_imports_nothing_heavy(tmp_path: Path) -> None:
     path.write_text(SCRIPT)
     code = (
         "import sys\nfrom allranks.cli.main import cli\ncli.main(['lint', sys.argv[1]], standalone_mode=False)\n"
-        "heavy = {'torch', 'numpy', 'transformers', 'pandas', 'yaml', 'jinja2', 'psutil'} & set(sys.modules)\nassert not heavy, heavy\n"
+        "heavy = {'torch', 'numpy', 'transformers', 'pandas', 'yaml', 'jinja2', 'psutil'} & set(sys.modules)\nassert "
+        "not heavy, heavy\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

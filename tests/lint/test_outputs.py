@@ -111,7 +111,8 @@ def test_github_commands_cannot_be_forged(tmp_path: Path) -> None:
 def test_sarif_has_what_code_scanning_needs(tmp_path: Path) -> None:
     path = tmp_path / "a b.sh"
     path.write_text(
-        "#!/bin/bash\nexport NCCL_TIMEOUT=1\nexport NCCL_P2P_DISABLE=1 # allranks: ignore[*]\nexport NCCL_IB_DISABLE=1\n"
+        "#!/bin/bash\nexport NCCL_TIMEOUT=1\nexport NCCL_P2P_DISABLE=1 # allranks: ignore[*]\nexport "
+        "NCCL_IB_DISABLE=1\n"
     )
     code, shown = run(path, tmp_path / "none.sh", "--format", "sarif", "--level", "note")
     document = json.loads(shown)

@@ -33,7 +33,10 @@ def test_continued_lines_quotes_and_comments() -> None:
 
 
 def test_programs_behind_others() -> None:
-    text = "time srun -n1 --export ALL env -u X A=1 timeout -k 5 60 apptainer exec --nv x.sif python3 -u -m torch.distributed.run --nnodes 2 t.py"
+    text = (
+        "time srun -n1 --export ALL env -u X A=1 timeout -k 5 60 apptainer exec --nv x.sif python3 -u -m "
+        "torch.distributed.run --nnodes 2 t.py"
+    )
     (*outer, last) = programs(text)
     assert [p for _, p, _ in outer] == ["srun", "env", "timeout", "apptainer"]
     assert last == (["srun", "env", "timeout", "apptainer"], "torchrun", ["--nnodes", "2", "t.py"])

@@ -108,7 +108,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def save_model(folder: Path, family: str, vocab: int) -> None:
-    """Save a small model with random weights; norms and biases are random, too, so that no error in them is multiplied by 0."""
+    """Save a small model with random weights; norms and biases are random, too, so that no error in them is multiplied
+    by 0."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
     torch.manual_seed(11)

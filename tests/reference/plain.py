@@ -1,9 +1,9 @@
 """Train what a spec describes in one process, in float64, with plain PyTorch, transformers and PEFT.
 
-Nothing here imports allranks. The inputs are those that a user sees: the spec, the file with the rows and the folder of the
-model. The rules are those of the documentation (docs/spec.md, docs/data.md, docs/how-it-works.md), written a second time and
-in another way where there is one: a row is never padded or packed, the prompt and the answer are encoded separately, and one
-process takes all rows of the global batch one after another.
+Nothing here imports allranks. The inputs are those that a user sees: the spec, the file with the rows and the folder of
+the model. The rules are those of the documentation (docs/spec.md, docs/data.md, docs/how-it-works.md), written a second
+time and in another way where there is one: a row is never padded or packed, the prompt and the answer are encoded
+separately, and one process takes all rows of the global batch one after another.
 
 A step is the mean of the loss over the trained tokens of the global batch. For classifiers, a row counts as one token.
 """
@@ -64,12 +64,14 @@ def setting(spec: dict[str, Any], section: str, key: str) -> Any:
 
 
 def permutation(n: int, seed: int, stream: int) -> list[int]:
-    """Return the order of ``n`` raw Philox words. Stream 0 chooses rows and packs, 1 + e is epoch e, and 1 the held-out rows."""
+    """Return the order of ``n`` raw Philox words. Stream 0 chooses rows and packs, 1 + e is epoch e, and 1 the held-out
+    rows."""
     words = np.random.Philox(key=np.array([seed, stream], np.uint64)).random_raw(n)
     return sorted(range(n), key=lambda i: int(words[i]))
 
 
-# --- rows -----------------------------------------------------------------------------------------------------------------
+# --- rows
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def read_rows(spec: dict[str, Any], tokenizer: Any) -> tuple[list[Row], list[Row]]:
@@ -135,14 +137,16 @@ def sequences_of(rows: list[Row], spec: dict[str, Any]) -> list[list[Row]]:
 
 
 def batches(n: int, size: int, steps: int, seed: int) -> list[list[int]]:
-    """Return the sequences of each step, ``size`` at a time from one stream: a permutation of all, epoch after epoch."""
+    """Return the sequences of each step, ``size`` at a time from one stream: a permutation of all, epoch after
+    epoch."""
     stream: list[int] = []
     while len(stream) < size * steps:
         stream += permutation(n, seed, 1 + len(stream) // n)
     return [stream[step * size : (step + 1) * size] for step in range(steps)]
 
 
-# --- model and steps ------------------------------------------------------------------------------------------------------
+# --- model and steps
+# ------------------------------------------------------------------------------------------------------
 
 
 def load(folder: str, adapter: str | None = None) -> Any:
@@ -190,7 +194,8 @@ def mean_loss(model: Any, rows: list[Row]) -> float:
 
 
 def rate(spec: dict[str, Any], step: int) -> float:
-    """Return the learning rate of a step (from 1): the n-th of N warm-up steps takes n/N of it, the end of the schedule is 0."""
+    """Return the learning rate of a step (from 1): the n-th of N warm-up steps takes n/N of it, the end of the schedule
+    is 0."""
     full, warm, steps = setting(spec, "train", "lr"), setting(spec, "train", "warmup_steps"), spec["train"]["max_steps"]
     if step <= warm:
         return full * step / warm

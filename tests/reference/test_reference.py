@@ -1,4 +1,5 @@
-"""Runs of the command line against a training that was written a second time: one process, float64, plain PyTorch and PEFT.
+"""Runs of the command line against a training that was written a second time: one process, float64, plain PyTorch and
+PEFT.
 
 A run computes in float32, so the two differ by its rounding. Limits are stated with what was measured; a mistake in the
 method (another weight decay, schedule, mean or batch) is larger by orders of magnitude.
@@ -23,7 +24,9 @@ pytestmark = pytest.mark.dist
 
 LOSS = 1e-6  # relative, of each step and of held-out rows; measured: up to 1e-7
 NORM = 3e-6  # relative, of the gradient; measured: up to 3e-7
-UPDATE = 2e-4  # distance of the updates of a parameter, relative to the update; measured: up to 4e-5, most for norms, whose values are near 1
+# distance of the updates of a parameter, relative to the update; measured: up to 4e-5, most for norms, whose values are
+# near 1
+UPDATE = 2e-4
 
 STRATEGIES = sorted(
     path.stem for path in (REPO / "docs" / "strategies").glob("*.md") if path.stem not in ("README", "single")
@@ -63,7 +66,8 @@ def require_equal(run: command.Run, spec: dict[str, Any], ranks: int, weights: s
     expected, steps, metrics = plain.train(spec, ranks, adapter), run.steps(), run.metrics
     assert [step["step"] for step in steps] == list(range(1, len(expected.losses) + 1))
     print(
-        f"losses: {furthest(steps, 'loss', expected.losses):.1e}, norms: {furthest(steps, 'grad_norm', expected.norms):.1e}"
+        f"losses: {furthest(steps, 'loss', expected.losses):.1e}, norms: "
+        f"{furthest(steps, 'grad_norm', expected.norms):.1e}"
     )
     assert [step["lr"] for step in steps] == pytest.approx(expected.rates, rel=1e-9, abs=1e-15)
     assert [step["loss"] for step in steps] == pytest.approx(expected.losses, rel=LOSS)
@@ -97,8 +101,8 @@ def require_same_updates(weights: str, expected: plain.Outcome, spec: dict[str, 
 def felt(name: str, update: torch.Tensor) -> torch.Tensor:
     """Return the part of a parameter that the loss depends on: all but the key's part of a bias of gpt2.
 
-    A bias of the key adds the same to all scores of a query, which the softmax ignores. Its gradient is rounding alone, and Adam
-    makes a whole step of it.
+    A bias of the key adds the same to all scores of a query, which the softmax ignores. Its gradient is rounding alone,
+    and Adam makes a whole step of it.
     """
     if not name.endswith("attn.c_attn.bias"):
         return update
@@ -168,7 +172,8 @@ def test_lora(tmp_path: Path, targets: list[str] | None) -> None:
 
 @pytest.mark.parametrize("family", ["mixtral", "glm4_moe"])
 def test_a_mixture_of_experts(tmp_path: Path, family: str) -> None:
-    """Routers and experts are trained, without a balancing loss; each token goes to the same experts as in the reference."""
+    """Routers and experts are trained, without a balancing loss; each token goes to the same experts as in the
+    reference."""
     spec = make_spec(tmp_path, family, 2)
     run = command.run(tmp_path, spec)
     require_equal(run, spec, 2, run.export(tmp_path / "exported"))

@@ -191,7 +191,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_prepared_data_that_does_not_fit_is_refused(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: Callable[[Path], None]
 ) -> None:
-    """With right hashes: whoever writes an entry writes them. Nothing is executed, and nothing is indexed beyond its end."""
+    """With right hashes: whoever writes an entry writes them. Nothing is executed, and nothing is indexed beyond its
+    end."""
     import shutil
 
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,5 @@
-"""The folder of a run is for its owner alone, unless sharing was asked for; what lies elsewhere keeps the user's umask."""
+"""The folder of a run is for its owner alone, unless sharing was asked for; what lies elsewhere keeps the user's
+umask."""
 
 from __future__ import annotations
 

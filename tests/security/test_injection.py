@@ -63,7 +63,10 @@ def test_value_is_one_word_or_refused(tmp_path: Path, cluster: dict[str, Any], t
     path.write_text(made)
     (tmp_path / "run" / "logs").mkdir(parents=True)
     # the functions stand for the programs of a cluster; what remains is what the shell makes of the values
-    stubs = "module() { :; }; conda() { :; }; eval() { :; }; source() { :; }; export -f module conda eval source; exec bash job.sbatch"
+    stubs = (
+        "module() { :; }; conda() { :; }; eval() { :; }; source() { :; }; export -f module conda eval source; exec "
+        "bash job.sbatch"
+    )
     subprocess.run(["bash", "-c", stubs], cwd=tmp_path, capture_output=True, timeout=20, check=False)
     assert not (tmp_path / "PWNED").exists() and not (tmp_path / "run" / "PWNED").exists()
 

@@ -1,4 +1,5 @@
-"""What another user of the same machine can do to the sockets and files of a run. The runs are real, and so are the attacks."""
+"""What another user of the same machine can do to the sockets and files of a run. The runs are real, and so are the
+attacks."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ from tests.security.users import OTHER_USER, needs_other_user, open_up, other_py
 
 pytestmark = [pytest.mark.dist, needs_other_user]
 LOOPBACK = ("127.0.0.1", "::1")
-# Runs as the other user, with the standard library alone. Connects to every port, and says what the control channel answered.
+# Runs as the other user, with the standard library alone. Connects to every port, and says what the control channel
+# answered.
 ATTACK = r"""
 import base64, json, os, pickle, socket, struct, sys, time
 asked = json.load(sys.stdin)

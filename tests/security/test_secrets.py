@@ -100,7 +100,8 @@ def test_names_and_values_of_json_are_judged_together() -> None:
 
 
 def test_a_hostile_text_does_not_keep_the_redactor_busy() -> None:
-    """Text of one repeated part must take time in proportion to its length: 8 times the text, far less than 64 times."""
+    """Text of one repeated part must take time in proportion to its length: 8 times the text, far less than 64
+    times."""
     import time
 
     for part in (
@@ -233,7 +234,8 @@ def test_ranks_get_the_real_arguments_and_variables(tmp_path: Path) -> None:
 
 
 def test_what_a_program_prints_is_masked_where_it_is_shown(tmp_path: Path) -> None:
-    """In the message of the run, its events, metrics, page and diagnosis, and by logs; the log itself is the program's."""
+    """In the message of the run, its events, metrics, page and diagnosis, and by logs; the log itself is the
+    program's."""
     spec = spec_of(tmp_path)
     spec["script"]["args"] = []  # type: ignore[index]
     spec["cluster"]["env"] = {"LEAK": "1"}  # type: ignore[index]

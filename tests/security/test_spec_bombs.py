@@ -65,8 +65,8 @@ def test_profile_and_overrides_have_the_same_limits(tmp_path: Path) -> None:
 def test_spec_of_a_run_folder_is_bounded_in_its_report(tmp_path: Path) -> None:
     """The page hides values of cluster.env, and turned each into text: exponential for nested aliases."""
     code = (
-        "import sys; from pathlib import Path; from allranks.analysis.report.run_data import read_run_data; from allranks.rundir.paths import RunDir; "
-        "read_run_data(RunDir(Path(sys.argv[1])))"
+        "import sys; from pathlib import Path; from allranks.analysis.report.run_data import read_run_data; from "
+        "allranks.rundir.paths import RunDir; read_run_data(RunDir(Path(sys.argv[1])))"
     )
     (tmp_path / "spec.yaml").write_text(_doubling("[@, @, @, @]") + "\ncluster: {env: {A: *a39}}\n")
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=LIMIT_S)

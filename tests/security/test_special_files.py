@@ -1,4 +1,5 @@
-"""Named pipes, devices, sockets and links in a circle where a file is expected: no verb waits, no verb reads without end."""
+"""Named pipes, devices, sockets and links in a circle where a file is expected: no verb waits, no verb reads without
+end."""
 
 from __future__ import annotations
 

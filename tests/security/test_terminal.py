@@ -143,7 +143,8 @@ def test_logs(run: RunDir) -> None:
 
 def test_logs_that_are_followed(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     log = run.log_of(1, "n1", 0)
-    printed = "HF_TOKEN=hf_abcdefg\x1b[0mhijklmnop0123 api_\x07key=Xs3cr3tValue\n"  # an escape sequence does not hide it from the masking
+    # an escape sequence does not hide it from the masking
+    printed = "HF_TOKEN=hf_abcdefg\x1b[0mhijklmnop0123 api_\x07key=Xs3cr3tValue\n"
     log.write_text(log.read_text(encoding="utf-8") + printed, encoding="utf-8")
     _follow(run, 1, (), None, {})
     out = capsys.readouterr().out
@@ -226,7 +227,10 @@ def inputs(tmp_path: Path) -> dict[str, str]:
     good["cluster"]["env"] = {"PLAIN": ALL, f"A{ALL}": "1"}
     event = {"ph": "X", "name": ALL, "ts": 1, "dur": 2, "pid": 1, "tid": 1, "cat": "cpu_op"}
     texts = {
-        "script": f"#!/bin/bash\n#SBATCH --nodes={ALL}\nexport NCCL_IB_DISABLE=1 # {ALL}\npython -m torch.distributed.launch x.py {ALL}\n",
+        "script": (
+            f"#!/bin/bash\n#SBATCH --nodes={ALL}\nexport NCCL_IB_DISABLE=1 # {ALL}\npython -m torch.distributed.launch "
+            f"x.py {ALL}\n"
+        ),
         "topo": f"\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV{ALL}\t0-3\nGPU1\tNV4\t X \t0-3\n{ALL}\n",
         "bad": yaml.safe_dump({"name": ALL, "model": {"name": ALL}, ALL: 1}, allow_unicode=True),
         "broken": "a: [\x1b]0;owned\x07\n",

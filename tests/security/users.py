@@ -53,7 +53,8 @@ def run_as(
 
 @cache
 def other_python() -> str:
-    """Return a Python that `OTHER_USER` may start (this one may lie in a private folder); the test skips where there is none."""
+    """Return a Python that `OTHER_USER` may start (this one may lie in a private folder); the test skips where there is
+    none."""
     for python in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
         try:
             if run_as(OTHER_USER, [python, "-c", "print(1)"]).stdout.strip() == "1":

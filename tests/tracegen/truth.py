@@ -1,4 +1,5 @@
-"""The answer, read off the schedule. Time is painted into bit sets, one bit a microsecond: slow, plain, and no interval arithmetic."""
+"""The answer, read off the schedule. Time is painted into bit sets, one bit a microsecond: slow, plain, and no interval
+arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Bandwidths as nccl-tests defines them, rounds of disjoint pairs, and comparisons with hardware and with earlier runs."""
+"""Bandwidths as nccl-tests defines them, rounds of disjoint pairs, and comparisons with hardware and with earlier
+runs."""
 
 from __future__ import annotations
 

@@ -80,7 +80,8 @@ def test_memory_of_a_part_is_bounded() -> None:
 
 
 def test_memory_is_used_again_also_after_inference() -> None:
-    """New memory for each call fragments the heap; what is made in inference mode could not be written to outside of it."""
+    """New memory for each call fragments the heap; what is made in inference mode could not be written to outside of
+    it."""
     with torch.inference_mode():
         big = blockwise_attention._Matrices(2, 4, 2, 300)._memory
     small = blockwise_attention._Matrices(1, 2, 2, 100)._memory

@@ -14,8 +14,8 @@ from allranks.launch.monitor.hang_rules import analyze_hang
 from allranks.launch.monitor.records import HangAlarm, NodeEvidence, RankEvidence
 from allranks.utils.collectives import size_rule
 
-# (name, input sizes, output sizes) of rank 0 and of rank 1. Those of gloo as torch 2.13 records them; those of nccl as in torch's own
-# tests of its flight-recorder analyzer
+# (name, input sizes, output sizes) of rank 0 and of rank 1. Those of gloo as torch 2.13 records them; those of nccl as
+# in torch's own tests of its flight-recorder analyzer
 Recorded = tuple[str, list[list[int]], list[list[int]]]
 ALLOWED: dict[str, tuple[Recorded, Recorded]] = {
     "gather": (("gloo:gather", [[3]], [[2, 3]]), ("gloo:gather", [[3]], [])),

@@ -1,4 +1,5 @@
-"""What is read of the kernel, and whose fault it is: other processes, the hypervisor, a quota, the ranks themselves, or not known."""
+"""What is read of the kernel, and whose fault it is: other processes, the hypervisor, a quota, the ranks themselves, or
+not known."""
 
 from __future__ import annotations
 

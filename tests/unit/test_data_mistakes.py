@@ -1,4 +1,5 @@
-"""Mistakes in data files and data sections that would train on something else than the user means: refused, or counted and told."""
+"""Mistakes in data files and data sections that would train on something else than the user means: refused, or counted
+and told."""
 
 from __future__ import annotations
 

@@ -116,6 +116,7 @@ def test_a_match_begins_a_word() -> None:
 
 
 def test_the_progress_rule_needs_no_second_look() -> None:
-    """Lines of progress are counted by their form alone, which has no digits: a literal digit would let every candidate pass."""
+    """Lines of progress are counted by their form alone, which has no digits: a literal digit would let every candidate
+    pass."""
     (rule,) = [r for r in all_rules() if r.kind == "progress"]
     assert rule.exact

@@ -1,4 +1,5 @@
-"""How a log ends: completion, progress, an interrupt, values that stay non-finite, a signal alone, and what only looks like an error."""
+"""How a log ends: completion, progress, an interrupt, values that stay non-finite, a signal alone, and what only looks
+like an error."""
 
 from __future__ import annotations
 
@@ -36,13 +37,19 @@ INTERRUPTS = (
     "KeyboardInterrupt: ",
     "^CTraceback (most recent call last):",
     "torch.distributed.elastic.multiprocessing.api.SignalException: Process 77 got signal: 2",
-    "W0102 10:00:00.1 77 torch/distributed/elastic/agent/server/api.py:741] Received Signals.SIGINT death signal, shutting down workers",
+    (
+        "W0102 10:00:00.1 77 torch/distributed/elastic/agent/server/api.py:741] Received Signals.SIGINT death signal, "
+        "shutting down workers"
+    ),
     "Detected KeyboardInterrupt, attempting graceful shutdown ...",
     "INFO: interrupted by user, saving a last checkpoint",
     "Received Ctrl-C, stopping after this step",
     "User interrupted the training",
     "Received signal 2, terminating",
-    "W0102 10:00:00.1 77 torch/distributed/elastic/agent/server/api.py:741] Received 2 death signal, shutting down workers",
+    (
+        "W0102 10:00:00.1 77 torch/distributed/elastic/agent/server/api.py:741] Received 2 death signal, shutting down "
+        "workers"
+    ),
     "srun: Cancelled pending job step with signal 2",
     "make: *** [train] Interrupt",
     "Exception ignored in: <function Loader.__del__>\nTraceback (most recent call last):\nKeyboardInterrupt: \n"
@@ -63,7 +70,10 @@ def _steps(form: str, values: list[str]) -> str:
 
 
 NON_FINITE = (
-    "iteration {n}/ 5000 | elapsed time per iteration (ms): 412.9 | loss scale: 1.0 | grad norm: {v} | number of nan iterations: 0 |",
+    (
+        "iteration {n}/ 5000 | elapsed time per iteration (ms): 412.9 | loss scale: 1.0 | grad norm: {v} | number of "
+        "nan iterations: 0 |"
+    ),
     "{{'loss': 0.0, 'grad_norm': {v}, 'learning_rate': 1e-05, 'epoch': 0.{n}}}",
     "2026-01-02 10:00:00 | INFO | train | epoch 1 step {n} loss: {v} tokens/s 900",
     "step {n} | lm loss: {v} | lr 1e-4",
@@ -90,7 +100,10 @@ def test_a_crash_signal_alone_is_an_unsure_finding(tmp_path: Path) -> None:
     assert (finding.id, finding.rank, finding.host) == ("rank_died", 3, "node-d")
     assert finding.confidence <= 0.5
     assert any("only the signal" in text for text in finding.against)
-    stack = 'Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f (most recent call first):\n  File "ext.py", line 7 in call\n'
+    stack = (
+        'Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f (most recent call first):\n  File "ext.py", '
+        "line 7 in call\n"
+    )
     told = of(tmp_path, stack + TABLE.format(code=-11, number=11, name="SIGSEGV")).findings[0]
     assert (told.id, told.against) == ("rank_died", [])
     assert told.confidence > 0.7
@@ -170,7 +183,10 @@ FIRST_CAUSES = {
         f"{STEPS}\nTraining completed\nTraceback (most recent call last):\nValueError: bad",
     ),
     "slurm_controller_error": (
-        f"srun: error: Task launch for StepId=7.0 failed on node n9: Can't find an address, check slurm.conf\n{REVOKED}",
+        (
+            "srun: error: Task launch for StepId=7.0 failed on node n9: Can't find an address, check "
+            f"slurm.conf\n{REVOKED}"
+        ),
         "srun: error: fwd_tree_thread: can't find address for host n9, check slurm.conf",
     ),
     "slurm_time_limit": (
@@ -216,7 +232,10 @@ NO_CAUSE = {
         f"{ENDED}\nTraining has ended.\nTotal time: 3.1 s",
     ),
     "incomplete": (
-        'n1:7:7 [0] /build/rccl/init.cc:120 NCCL WARN Missing "iommu=pt" from kernel command line which can lead to hang!',
+        (
+            'n1:7:7 [0] /build/rccl/init.cc:120 NCCL WARN Missing "iommu=pt" from kernel command line which can lead '
+            'to hang!'
+        ),
         "n1:7:7 [0] misc/ibvwrap.cc:63 NCCL WARN Failed to open libibverbs.so[.1]",
         "n1:7:7 [0] misc/cudawrap.cc:36 NCCL WARN Failed to find CUDA library libcuda.so in /usr/lib",
         MOVED,
@@ -224,7 +243,10 @@ NO_CAUSE = {
         "n1:7:7 [0] NCCL WARN NET/IB : Unable to open device rocep1 - ignoring",
         "n1:7:7 [0] NCCL WARN Could not get NUMA node, performance might be reduced",
         "libibverbs: Warning: couldn't load driver 'libxy.so': libxy.so: cannot open shared object file",
-        "2026-01-02 10:00:00.1: E external/xla/cuda_fft.cc:477] Unable to register cuFFT factory: one has already been registered",
+        (
+            "2026-01-02 10:00:00.1: E external/xla/cuda_fft.cc:477] Unable to register cuFFT factory: one has already "
+            "been registered"
+        ),
         "error: XDG_RUNTIME_DIR not set in the environment.",
         "fatal: not a git repository (or any of the parent directories): .git",
         "ERROR: ld.so: object 'libx.so' from LD_PRELOAD cannot be preloaded (cannot open shared object file): ignored.",
@@ -272,7 +294,10 @@ NO_CAUSE = {
         f"{QUIET}\nwandb: Run summary:",
         f"{QUIET}\nwandb: Synced 5 W&B file(s), 0 media file(s), 0 artifact file(s) and 0 other file(s)",
         f"{QUIET}\nBest model saved to out/best.pt",
-        f"{QUIET}\n***** eval metrics *****\n  epoch                   =        3.0\n  eval_loss               =     0.1234",
+        (
+            f"{QUIET}\n***** eval metrics *****\n  epoch                   =        3.0\n  eval_loss               =   "
+            "  0.1234"
+        ),
         f"{QUIET}\nTest Accuracy: 91.23%",
         f"{QUIET}\nmAP@0.5: 0.421",
         f"{QUIET}\n| test_acc | 0.9731 |",
@@ -280,7 +305,10 @@ NO_CAUSE = {
         f"{QUIET}\n500 epochs completed in 0.123 hours.",
         f"{QUIET}\nOptimizer stripped from runs/exp/weights/best.pt, 14.5MB",
         f"{QUIET}\nJob finished with exit code 0",
-        f"{QUIET}\n[2026-01-02 10:00:00,123] [INFO] [engine.py:3500:_save_zero_checkpoint] zero checkpoint saved out/x.pt",
+        (
+            f"{QUIET}\n[2026-01-02 10:00:00,123] [INFO] [engine.py:3500:_save_zero_checkpoint] zero checkpoint saved "
+            "out/x.pt"
+        ),
         f"{QUIET}\nEnd time: Fri Nov 25 10:00:00 2026",
         f"{QUIET}\nINFO [rank0] Finished run in 31.2 s",
         f"{QUIET}\nmax_steps (500) reached. Stopping training",

@@ -69,7 +69,10 @@ def test_the_worlds_size_is_the_largest_that_is_believable(tmp_path: Path) -> No
 
 
 def test_a_warning_that_comes_again_after_the_last_step_was_not_survived(tmp_path: Path) -> None:
-    warning = "[W socket.cpp:601] [c10d] The client socket has failed to connect to [node-a]:29400 (errno: 111 - Connection refused)."
+    warning = (
+        "[W socket.cpp:601] [c10d] The client socket has failed to connect to [node-a]:29400 (errno: 111 - Connection "
+        "refused)."
+    )
     found = of(tmp_path, {"a.log": f"{warning}\nstep 1/10 loss 2.5\n{warning}"})
     assert (ids(found), found.benign, found.findings[0].count) == (["rendezvous_unreachable"], [], 2)
 
@@ -82,16 +85,24 @@ def oom(more: str = "", *, want: str = "1.00 GiB", free: str = "") -> str:
 CANCELLED = "slurmstepd: error: *** STEP 9.0 ON n1 CANCELLED AT 2025-02-04T03:05:00 ***"
 PREEMPTED = "slurmstepd: error: *** JOB 9 ON n1 CANCELLED AT 2025-02-04T03:05:00 DUE TO PREEMPTION ***"
 CRASH = "  exitcode  : -11 (pid: 7)\n  traceback : Signal 11 (SIGSEGV) received by PID 7"
-AWAY = "[rank1]: torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (n1, 1)."
+AWAY = (
+    "[rank1]: torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to "
+    "connect to (n1, 1)."
+)
 BARE = "RuntimeError: NCCL communicator: something"
 OPTIMIZER = '  File "/v/torch/optim/adamw.py", line 5, in _multi_tensor_adamw'
 BARRIER = '  File "/v/torch/distributed/distributed_c10d.py", line 3, in barrier'
-HOST_OOM = "RuntimeError: [enforce fail at alloc_cpu.cpp:118] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."
+HOST_OOM = (
+    "RuntimeError: [enforce fail at alloc_cpu.cpp:118] . DefaultCPUAllocator: can't allocate memory: you tried to "
+    "allocate 9 bytes."
+)
 SPARE, NONE_FREE = oom(want="20.00 MiB", free="71.00 GiB"), oom(want="20.00 MiB", free="10.00 MiB")
 SAVES = '[rank{}]:   File "/code/x.py", line 3, in save_checkpoint'
 WRAPPED = (
-    "[rank{r}]:[E204 03:04:05.000001 ProcessGroupNCCL.cpp:632] [Rank {r}] Watchdog caught collective operation timeout:\n"
-    "[rank{r}]: WorkNCCL(SeqNum=900, OpType={op}, NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for 600011 milliseconds before timing out."
+    "[rank{r}]:[E204 03:04:05.000001 ProcessGroupNCCL.cpp:632] [Rank {r}] Watchdog caught collective operation "
+    "timeout:\n"
+    "[rank{r}]: WorkNCCL(SeqNum=900, OpType={op}, NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for 600011 "
+    "milliseconds before timing out."
 )
 MAY_INDICATE = "[rank2]: This may indicate a possible application crash on rank {} or a network set up issue."
 SOCKET, SECOND = (f"n{n}:7:7 [0] NCCL INFO Using network Socket" for n in (1, 2))
@@ -191,7 +202,8 @@ def test_a_time_without_a_year_is_put_beside_the_others() -> None:
 def fields(rank: int, host: str, code: int = 1) -> str:
     return (
         f"  time      : 2025-02-04_03:04:05\n  host      : {host}\n  rank      : {rank} (local_rank: 5)\n"
-        f"  exitcode  : {code} (pid: 7120)\n  error_file: <N/A>\n  traceback : To enable traceback see: https://pytorch.org"
+        f"  exitcode  : {code} (pid: 7120)\n  error_file: <N/A>\n  traceback : To enable traceback see: "
+        "https://pytorch.org"
     )
 
 

@@ -10,12 +10,13 @@ import pytest
 from allranks.analysis.diagnose import Diagnosis, diagnose
 
 WATCHDOG = (
-    "[rank{rank}]:[E204 03:04:{second:02d}.000001 ProcessGroupNCCL.cpp:632] [Rank {rank}] Watchdog caught collective operation timeout: "
-    "WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn={size}, NumelOut={out}, Timeout(ms)=600000) ran for 600011 milliseconds before timing out."
+    "[rank{rank}]:[E204 03:04:{second:02d}.000001 ProcessGroupNCCL.cpp:632] [Rank {rank}] Watchdog caught collective "
+    "operation timeout: WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn={size}, NumelOut={out}, Timeout(ms)=600000) ran "
+    "for 600011 milliseconds before timing out."
 )
 STATUS = (
-    "[rank{rank}]:[E204 03:04:{second:02d}.000002 ProcessGroupNCCL.cpp:2168] [PG ID 0 PG GUID 0 Rank {rank}] failure detected by watchdog at work "
-    "sequence id: {seq} PG status: last enqueued work: {seq}, last completed work: {done}"
+    "[rank{rank}]:[E204 03:04:{second:02d}.000002 ProcessGroupNCCL.cpp:2168] [PG ID 0 PG GUID 0 Rank {rank}] failure "
+    "detected by watchdog at work sequence id: {seq} PG status: last enqueued work: {seq}, last completed work: {done}"
 )
 
 
@@ -91,7 +92,10 @@ def test_save_that_ended_is_not_blamed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("frame", ["torch/optim/adamw.py", "torch/optim/sgd.py"])
 def test_memory_in_the_optimizer_step(tmp_path: Path, frame: str) -> None:
-    text = f'  File "/env/{frame}", line 5, in _multi_tensor_x\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB'
+    text = (
+        f'  File "/env/{frame}", line 5, in _multi_tensor_x\ntorch.OutOfMemoryError: CUDA out of memory. Tried to '
+        "allocate 1.00 GiB"
+    )
     assert _ids(_diagnose(tmp_path, {"a.log": text})) == ["cuda_oom_optimizer_step"]
 
 
@@ -123,8 +127,9 @@ def test_unknown_module_gives_way_to_what_ended_the_job(tmp_path: Path) -> None:
 
 
 IDLE = (
-    "[rank{rank}]:[E204 03:04:06.000001 ProcessGroupNCCL.cpp:1987] [PG ID {group} PG GUID {group}(default_pg) Rank {rank}] Received a dump signal due to "
-    "a collective timeout from  rank 0 and we will try our best to dump the debug info. Last enqueued NCCL work: {seq}, last completed NCCL work: {seq}."
+    "[rank{rank}]:[E204 03:04:06.000001 ProcessGroupNCCL.cpp:1987] [PG ID {group} PG GUID {group}(default_pg) Rank "
+    "{rank}] Received a dump signal due to a collective timeout from  rank 0 and we will try our best to dump the "
+    "debug info. Last enqueued NCCL work: {seq}, last completed NCCL work: {seq}."
 )
 
 
@@ -145,12 +150,18 @@ def test_ranks_that_never_called_it_are_named(tmp_path: Path, group: int, seq: i
 
 
 def test_memory_elsewhere(tmp_path: Path) -> None:
-    text = '  File "/env/torch/nn/linear.py", line 5, in forward\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB'
+    text = (
+        '  File "/env/torch/nn/linear.py", line 5, in forward\ntorch.OutOfMemoryError: CUDA out of memory. Tried to '
+        "allocate 1.00 GiB"
+    )
     assert _ids(_diagnose(tmp_path, {"a.log": text})) == ["cuda_oom"]
 
 
 def test_out_of_memory_with_memory_to_spare_may_be_the_gpu(tmp_path: Path) -> None:
-    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.10 GiB of which 71.00 GiB is free."
+    text = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.10 "
+        "GiB of which 71.00 GiB is free."
+    )
     assert "gpu_hardware_fault" in _ids(_diagnose(tmp_path, {"a.log": text}))
 
 
@@ -168,7 +179,10 @@ def test_cancel_after_a_failure_is_its_echo(tmp_path: Path) -> None:
 
 
 def test_warning_that_the_job_survived_is_harmless(tmp_path: Path) -> None:
-    warning = "[W socket.cpp:601] [c10d] The client socket has failed to connect to [node-a]:29400 (errno: 111 - Connection refused)."
+    warning = (
+        "[W socket.cpp:601] [c10d] The client socket has failed to connect to [node-a]:29400 (errno: 111 - Connection "
+        "refused)."
+    )
     assert _ids(_diagnose(tmp_path, {"a.log": warning})) == ["rendezvous_unreachable"]
     found = _diagnose(tmp_path, {"a.log": warning + "\nstep 1/10 loss 2.5"})
     assert not found.findings
@@ -192,7 +206,10 @@ def test_sockets_are_a_finding_only_where_rdma_was_expected(tmp_path: Path) -> N
 def test_a_path_is_slow_only_against_what_the_hosts_have(tmp_path: Path) -> None:
     off = "n1:1:1 [0] NCCL INFO NCCL_SHM_DISABLE set by environment to 1."
     low = "# Avg bus bandwidth    : 0.4"
-    apart = "n1:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA\nn2:1:1 [0] NCCL INFO Using network IB"
+    apart = (
+        "n1:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA\nn2:1:1 [0] NCCL INFO Using "
+        "network IB"
+    )
     together = "n1:1:1 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct"
     for text in (off, low):
         assert _ids(_diagnose(tmp_path, {"a.log": f"{text}\n{apart}"})) == []
@@ -225,16 +242,21 @@ def test_health_of_a_good_log(tmp_path: Path) -> None:
 
 
 def test_scheduler_kernel_and_ranks_are_joined(tmp_path: Path) -> None:
-    """A rank that the kernel killed: named by srun and dmesg; the other ranks only lost it; the table of sacct agrees."""
+    """A rank that the kernel killed: named by srun and dmesg; the other ranks only lost it; the table of sacct
+    agrees."""
     files = {
-        f"n{r // 4 + 1}.rank{r}.log": f"[rank{r}]: torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error"
+        f"n{r // 4 + 1}.rank{r}.log": (
+            f"[rank{r}]: torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network "
+            "error"
+        )
         for r in range(8)
         if r != 5
     }
     files["n2.rank5.log"] = "2025-05-05 10:20:00 step 88 loss 1.2"
     files["slurm-4711.out"] = (
         "2025-05-05 10:00:00 starting\nsrun: error: n2: task 5: Killed\nsrun: Terminating StepId=4711.0\n"
-        "slurmstepd: error: *** STEP 4711.0 ON n1 CANCELLED AT 2025-05-05T10:20:31 ***\nsrun: error: n1: tasks 0-3: Terminated"
+        "slurmstepd: error: *** STEP 4711.0 ON n1 CANCELLED AT 2025-05-05T10:20:31 ***\nsrun: error: n1: tasks 0-3: "
+        "Terminated"
     )
     files["sacct.txt"] = "JobID|State|ExitCode|End\n4711|OUT_OF_MEMORY|0:125|2025-05-05T10:20:33"
     files["n2.dmesg"] = "May  5 10:20:29 n2 kernel: Memory cgroup out of memory: Killed process 8812 (python3)"
@@ -257,12 +279,18 @@ def test_tasks_of_slurm_are_ranks_only_where_there_are_more_than_nodes(tmp_path:
     assert (finding.id, finding.rank, finding.host) == ("rank_died", 5, "n2")
 
 
-LOST = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:24273."
+LOST = (
+    "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
+    "[127.0.0.1]:24273."
+)
 
 
 def test_what_a_rank_raises_after_it_lost_another_is_no_cause(tmp_path: Path) -> None:
     """Tear-down raises errors of its own; they name themselves as clearly as the cause does."""
-    torn = f"{LOST}\n\nDuring handling of the above exception, another exception occurred:\n\nIndexError: list index out of range"
+    torn = (
+        f"{LOST}\n\nDuring handling of the above exception, another exception occurred:\n\nIndexError: list index out "
+        "of range"
+    )
     files = {"a.rank0.log": torn, "a.rank1.log": torn, "a.rank2.log": "KeyError: 'labels'"}
     finding = _diagnose(tmp_path, files).findings[0]
     assert (finding.id, finding.rank) == ("application_error", 2)
@@ -300,7 +328,8 @@ def test_a_failed_node_that_no_message_names_is_not_a_survivor(tmp_path: Path, l
             "slurm.log": "allranks 12:34:16 node 0 = n1 eth0 10.7.0.11: ranks 0-0\n"
             "allranks 12:34:16 node 1 = n2 eno1 10.7.0.12: ranks 1-1\n"
             "srun: error: n3: task 2: Exited with exit code 1\n"
-            "slurmstepd-n1: error: *** JOB 6 ON n1 CANCELLED AT 2026-11-26T05:48:11 DUE TO NODE FAILURE, SEE SLURMCTLD LOG ***",
+            "slurmstepd-n1: error: *** JOB 6 ON n1 CANCELLED AT 2026-11-26T05:48:11 DUE TO NODE FAILURE, SEE SLURMCTLD "
+            "LOG ***",
         },
     ).findings[0]
     assert (finding.id, finding.host) == ("node_unhealthy", "n2" if lost else None)
@@ -357,12 +386,18 @@ PARAMS = (
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("NCCL INFO NET/Plugin: Plugin load returned 2 : cannot open shared object file: No such file or directory : when loading libnccl-net.so", []),
+        ((
+            "NCCL INFO NET/Plugin: Plugin load returned 2 : cannot open shared object file: No such file or directory "
+            ": when loading libnccl-net.so"
+        ), []),
         ("FileNotFoundError: [Errno 2] No such file or directory: '/nccl-Ab12Cd'", ["shm_removed"]),
         ("bench/test.py FAILED", []),
         ("gpu burn test on node-3: FAILED", ["node_unhealthy"]),
         ("RuntimeError: Distributed package doesn't have NCCL built in", ["library_missing"]),
-        ("ValueError: Free memory on device cuda:1 (3.1/79.2 GiB) on startup is less than desired GPU memory utilization", ["cuda_oom"]),
+        ((
+            "ValueError: Free memory on device cuda:1 (3.1/79.2 GiB) on startup is less than desired GPU memory "
+            "utilization"
+        ), ["cuda_oom"]),
         ("rank 2 crashed with exit code 1", []),
         ("rank 2 crashed", ["rank_died"]),
         ("     \u00d7 slurmctld.service - Slurm controller daemon", ["slurm_controller_error"]),
@@ -372,7 +407,10 @@ PARAMS = (
         ("NCCL WARN Rank 1 could not open mlx5_2 (errno 2). Restrict NCCL_IB_HCA.", ["rdma_unreachable"]),
         ("NCCL INFO NCCL_IB_HCA set by environment to mlx5", []),
         ("mlx5_core 0000:c1:00.0 eth0: TX timeout on queue: 25, SQ: 0x2bb", ["broken_node_network"]),
-        ("transport/nvls.cc:379 NCCL WARN Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA error 401", ["fabric_manager"]),
+        ((
+            "transport/nvls.cc:379 NCCL WARN Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : "
+            "CUDA error 401"
+        ), ["fabric_manager"]),
         ("RuntimeError: unable to allocate shared memory(shm) for file", ["shm_too_small"]),
         ("NCCL INFO NET/OFI Could not disable CUDA API usage\nNCCL INFO Using network AWS Libfabric", []),
         ("NCCL INFO NET/OFI Could not disable CUDA API usage\nNCCL INFO Using network Socket", ["silent_socket_fallback"]),

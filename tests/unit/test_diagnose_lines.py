@@ -1,4 +1,5 @@
-"""Lines: emitter, severity, prefixes; logical lines that were wrapped; structured messages; remedies by family of exception."""
+"""Lines: emitter, severity, prefixes; logical lines that were wrapped; structured messages; remedies by family of
+exception."""
 
 from __future__ import annotations
 
@@ -131,7 +132,10 @@ XID = "[ 10.5] NVRM: Xid (PCI:0000:c1:00): "
          "collective_mismatch", "EI0005"),
         ("4711.0 train OUT_OF_MEMORY 0:125", "host_oom", "OUT_OF_MEMORY"),
         ("Ranks 3, 5 failed to pass monitoredBarrier in 1000 ms", "collective_mismatch", "rank 3, 5"),
-        ("Timed out initializing process group in store based barrier on rank: 0, for key: k (world_size=16, worker_count=15, timeout=0:30:00)",
+        ((
+            "Timed out initializing process group in store based barrier on rank: 0, for key: k (world_size=16, "
+            "worker_count=15, timeout=0:30:00)"
+        ),
          "rendezvous_unreachable", "15 of 16"),
         ("mpirun noticed that process rank 2 with PID 7 on node n3 exited on signal 11 (Segmentation fault).",
          "rank_died", ""),
@@ -178,7 +182,10 @@ def test_tear_down_is_only_claimed_where_something_follows(tmp_path: Path) -> No
 
 
 def test_an_exception_that_python_ignores_is_none(tmp_path: Path) -> None:
-    block = 'Exception ignored in: <function C.__del__ at 0x7f>\nTraceback (most recent call last):\n  File "/w/a.py", line 3, in __del__\nOddError: x'
+    block = (
+        'Exception ignored in: <function C.__del__ at 0x7f>\nTraceback (most recent call last):\n  File "/w/a.py", '
+        "line 3, in __del__\nOddError: x"
+    )
     assert of(tmp_path, block).verdict == "incomplete"
     assert ids(of(tmp_path, f"{block}\nTraceback (most recent call last):\nKeyError: 'k'")) == ["application_error"]
 

@@ -1,4 +1,5 @@
-"""The run's own outcome is the first evidence of its diagnosis, and what allranks wrote is not read as a library's message."""
+"""The run's own outcome is the first evidence of its diagnosis, and what allranks wrote is not read as a library's
+message."""
 
 from __future__ import annotations
 
@@ -18,11 +19,14 @@ from allranks.rundir.paths import RunDir
 from tests.conftest import shared
 
 FULL = (
-    "the checkpoint could not be saved: rank 0 failed to find room for it: /r/checkpoints: about 8.9 MiB are needed, 4.6 MiB are free. "
-    "Earlier checkpoints are untouched"
+    "the checkpoint could not be saved: rank 0 failed to find room for it: /r/checkpoints: about 8.9 MiB are needed, "
+    "4.6 MiB are free. Earlier checkpoints are untouched"
 )
 LOST = "the agent on n3 is gone: its node does not answer. Continue after step 4 with: allranks resume r"
-LIMIT = "stopped after step 40 (the time limit is near); a full checkpoint is in /r/checkpoints/step-40. Continue with: allranks resume r"
+LIMIT = (
+    "stopped after step 40 (the time limit is near); a full checkpoint is in /r/checkpoints/step-40. Continue with: "
+    "allranks resume r"
+)
 
 
 def run_folder(tmp_path: Path, message: str, log: str = "", **metrics: object) -> Path:
@@ -53,7 +57,10 @@ def read(tmp_path: Path, text: str) -> Diagnosis:
          "", ("application_error", 1, "n2")),
         ("rank 1 on n2 failed before the first step: ended by SIGSEGV. Log: /r", "", ("rank_died", 1, "n2")),
         ("rank 1 on n2 failed after step 20: ended by SIGKILL (the kernel", "", ("rank_died", 1, "n2")),
-        ("rank 1 on n2 failed: ended by SIGKILL, and the kernel's out-of-memory killer has ended a process on this machine",
+        ((
+            "rank 1 on n2 failed: ended by SIGKILL, and the kernel's out-of-memory killer has ended a process on this "
+            "machine"
+        ),
          "", ("host_oom", 1, "n2")),
         ("ended before the ranks were started: the time limit is near. Log: /r/logs/slurm.log",
          "", ("slurm_time_limit", None, None)),
@@ -79,7 +86,10 @@ def test_the_outcome_of_a_run_is_its_diagnosis(
 
 
 def test_a_log_may_say_more_than_the_outcome(tmp_path: Path) -> None:
-    log = "terminate called\nFatal Python error: Bus error\nRuntimeError: DataLoader worker (pid 8) is killed by signal: Bus error\n"
+    log = (
+        "terminate called\nFatal Python error: Bus error\nRuntimeError: DataLoader worker (pid 8) is killed by signal: "
+        "Bus error\n"
+    )
     run = run_folder(tmp_path, "rank 0 on n2 failed after step 2: ended by SIGBUS. Log: /r", log)
     assert diagnose([run]).findings[0].id in ("shm_too_small", "sigbus_memory")
 
@@ -92,7 +102,10 @@ def test_an_outcome_of_an_earlier_attempt_is_not_used(tmp_path: Path) -> None:
 
 
 def test_our_own_class_is_not_torchs_of_the_same_name(tmp_path: Path) -> None:
-    text = 'Traceback (most recent call last):\n  File "t.py", line 3, in f\n{}CheckpointError: a tensor has other metadata\n'
+    text = (
+        'Traceback (most recent call last):\n  File "t.py", line 3, in f\n{}CheckpointError: a tensor has other '
+        "metadata\n"
+    )
     ours, torchs = (
         read(tmp_path, text.format(name)).findings[0] for name in ("allranks.errors.", "torch.utils.checkpoint.")
     )
@@ -167,7 +180,8 @@ def test_evidence_of_memory_has_the_sizes_and_its_tear_down_is_no_cancellation(t
     found = read(
         tmp_path,
         "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.\nsrun: error: n1: task 0: Out Of Memory\n"
-        "[12345.1] Memory cgroup out of memory: Killed process 42 (python) total-vm:912kB, anon-rss:642kB, file-rss:0kB\n"
+        "[12345.1] Memory cgroup out of memory: Killed process 42 (python) total-vm:912kB, anon-rss:642kB, "
+        "file-rss:0kB\n"
         "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-09-01T10:11:12 ***\n",
     )
     assert [f.id for f in found.findings] == ["host_oom"]
@@ -191,8 +205,10 @@ def test_a_shape_error_names_the_programs_line_and_a_watchdog_its_dump(tmp_path:
     )
     assert "/w/train.py:88 in step" in read(tmp_path, text).findings[0].cause
     text = (
-        "[rank0]:[E901 12:00:00.1 ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=200, OpType=ALLREDUCE)\n"
-        "[rank0]:[I901 12:00:02.1 FlightRecorder.cpp:1] Finished writing Flight Recorder debug info to /w/nccl_trace_rank_0\n"
+        "[rank0]:[E901 12:00:00.1 ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=200, OpType=ALLREDUCE)\n"
+        "[rank0]:[I901 12:00:02.1 FlightRecorder.cpp:1] Finished writing Flight Recorder debug info to "
+        "/w/nccl_trace_rank_0\n"
     )
     assert "/w/nccl_trace_rank_0" in read(tmp_path, text).findings[0].next_test
 

@@ -75,7 +75,8 @@ def test_secrets_of_any_form_are_hidden(line: tuple[str, str]) -> None:
 
 @cache
 def own_words() -> str:
-    """What a report and its page on the terminal say of a log without any secret: a drawn secret may be one of these words."""
+    """What a report and its page on the terminal say of a log without any secret: a drawn secret may be one of these
+    words."""
     with TemporaryDirectory() as folder:
         (Path(folder) / "n1.rank0.log").write_text(
             "2025-01-01 10:00:00 RuntimeError: CUDA error: invalid device ordinal\nValueError: \nFutureWarning: \n"

@@ -28,7 +28,10 @@ def of(tmp_path: Path, text: str) -> Diagnosis:
         ("slurmstepd: error: container_p_join: open failed for something", "slurm_daemon"),
         ("subprocess.CalledProcessError: Command 'x' returned non-zero exit status 3.", "python"),
         (
-            "[2026-01-02 10:00:00,123] [ERROR] [launch.py:321:sigkill_handler] ['python', 'x'] exits with return code = 1",
+            (
+                "[2026-01-02 10:00:00,123] [ERROR] [launch.py:321:sigkill_handler] ['python', 'x'] exits with return "
+                "code = 1"
+            ),
             "launcher",
         ),
         ("/var/spool/slurmd/job9/slurm_script: line 12: 4711 Terminated   python x", "shell"),

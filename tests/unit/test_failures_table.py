@@ -1,4 +1,5 @@
-"""The table of the forty failures holds what it says: pages with their parts, tests that exist, an index that is up to date."""
+"""The table of the forty failures holds what it says: pages with their parts, tests that exist, an index that is up to
+date."""
 
 from __future__ import annotations
 
@@ -86,7 +87,8 @@ def test_the_verb_lists_all_and_json_holds_each_field() -> None:
 
 @EACH
 def test_the_log_of_a_page_is_named_as_the_record_says(failure: KnownFailure, tmp_path: Path) -> None:
-    """Of the blocks marked ``log`` under Symptom, diagnose names one by a class of the record; those of harmless messages it does not name."""
+    """Of the blocks marked ``log`` under Symptom, diagnose names one by a class of the record; those of harmless
+    messages it does not name."""
     blocks = re.findall(r"^```log\n(.*?)^```$", page_of(failure).split("### Cause")[0], re.MULTILINE | re.DOTALL)
     found = []
     for number, block in enumerate(blocks):

@@ -1,4 +1,5 @@
-"""A training step does not wait for the device: no value of a tensor is read on the host. Counted on the CPU, where reading is the same call."""
+"""A training step does not wait for the device: no value of a tensor is read on the host. Counted on the CPU, where
+reading is the same call."""
 
 from __future__ import annotations
 

@@ -149,7 +149,8 @@ def test_hooks_on_the_layers_within_are_called() -> None:
 
 
 def test_the_norm_of_joined_gradients_is_that_of_each() -> None:
-    """Sharded strategies join gradients to long tensors, for which torch's own norm on a CPU is wrong by 6e-5 and more."""
+    """Sharded strategies join gradients to long tensors, for which torch's own norm on a CPU is wrong by 6e-5 and
+    more."""
     generator = torch.Generator().manual_seed(0)
     parts = [torch.randn(n, generator=generator) * 1e-3 for n in (7, 1024, 1_000_003, 2_000_000)]
     joined = torch.cat(parts)

@@ -1,5 +1,6 @@
 # ruff: noqa: E501 - a row of the table is a line
-"""Mistakes that are known before anything is started, and are told then: with exit 2 (or 3), in a second, without a run folder.
+"""Mistakes that are known before anything is started, and are told then: with exit 2 (or 3), in a second, without a run
+folder.
 
 Each case names the check that finds it. With that check disabled, nothing else before the launch refuses the request.
 """

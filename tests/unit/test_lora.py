@@ -1,4 +1,5 @@
-"""LoRA computed for all layers of one input, and for the tokens of each expert: equal to PEFT, and nothing wide is kept."""
+"""LoRA computed for all layers of one input, and for the tokens of each expert: equal to PEFT, and nothing wide is
+kept."""
 
 from __future__ import annotations
 
@@ -71,7 +72,10 @@ def applied() -> Iterator[list[int]]:
         del LoRALinears.apply  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("lora", [{}, {"lora_dropout": 0.3}, {"use_rslora": True, "target_modules": ["q_proj", "v_proj", "down_proj"]}])  # fmt: skip
+# fmt: skip
+@pytest.mark.parametrize(
+    "lora", [{}, {"lora_dropout": 0.3}, {"use_rslora": True, "target_modules": ["q_proj", "v_proj", "down_proj"]}]
+)
 def test_layers_of_one_input_equal_peft(lora: dict[str, Any]) -> None:
     """Also with dropout: masks are drawn in PEFT's order."""
     model = adapted(**lora)
@@ -208,7 +212,10 @@ def moe(kind: str, dtype: torch.dtype = torch.float32, **lora: Any) -> Any:
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-@pytest.mark.parametrize(("kind", "parameters"), [("glm4_moe", EXPERTS), ("mixtral", EXPERTS[1:]), ("gpt_oss", EXPERTS)])  # fmt: skip
+# fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "parameters"), [("glm4_moe", EXPERTS), ("mixtral", EXPERTS[1:]), ("gpt_oss", EXPERTS)]
+)
 def test_adapters_of_experts_equal_peft(
     kind: str, parameters: list[str], grouped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,8 @@ STEP_S = 0.1
 
 
 def load(r: int, time: float, taken: float, **changes: Any) -> dict[str, Any]:
-    """One second of a rank that wanted one of two cores and got ``1 - taken`` of it; others used what it did not get."""
+    """One second of a rank that wanted one of two cores and got ``1 - taken`` of it; others used what it did not
+    get."""
     return {
         "event": "cpu_load", "rank": r, "time": time, "compute_threads": 1, "seconds": 1.0, "cores": "0-1", "core_count": 2, "cpu_s": 1 - taken,
         "queued_s": taken, "queued_main_s": taken, "busy_threads": 1, "machine_s": 2.0, "steal_s": 0.0, "throttled_s": None, **changes,

@@ -1,4 +1,5 @@
-"""With ``offload: optimizer`` gradients go to the host and new weights come back; the host keeps its copy of the weights."""
+"""With ``offload: optimizer`` gradients go to the host and new weights come back; the host keeps its copy of the
+weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Packed rows give what single rows give, in loss and gradients, and no tensor grows with the square of the packed length."""
+"""Packed rows give what single rows give, in loss and gradients, and no tensor grows with the square of the packed
+length."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ WITHIN_ROWS = [
     if e.task == "text" and e.attention == "sdpa" and not dense_mask_reason(e.model_type, "sdpa")
 ]
 USUAL = {"mistral", "gemma3_text", "deepseek_v3", "gpt2", "granite"}
-"""Grouped heads; windows in some layers; values narrower than keys; learned positions; logits multiplied by a number."""
+"""Grouped heads; windows in some layers; values narrower than keys; learned positions; logits multiplied by a
+number."""
 
 
 def model_of(kind: str, **more: Any) -> Any:
@@ -326,7 +328,8 @@ def test_adapters_get_the_gradients_of_single_rows() -> None:
 
 
 class ReferenceFlash:
-    """Stands in for the functions of flash-attn, which need a GPU, where transformers takes them; it says nothing of those themselves."""
+    """Stands in for the functions of flash-attn, which need a GPU, where transformers takes them; it says nothing of
+    those themselves."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from transformers import modeling_flash_attention_utils as utils
@@ -374,7 +377,8 @@ class ReferenceFlash:
 
 
 KEEPS_TO_ITSELF = {"stablelm"}
-"""Its attention does not get what a forward pass is told beyond its own arguments: it finds the rows of one sequence by position ids."""
+"""Its attention does not get what a forward pass is told beyond its own arguments: it finds the rows of one sequence by
+position ids."""
 
 
 @pytest.mark.parametrize("kind", [k if k in USUAL else pytest.param(k, marks=pytest.mark.full) for k in WITHIN_ROWS])

@@ -1,4 +1,5 @@
-"""What `plan` and `run` refuse whatever the machine: names of templates, columns, sets and scripts that are not there."""
+"""What `plan` and `run` refuse whatever the machine: names of templates, columns, sets and scripts that are not
+there."""
 
 from __future__ import annotations
 

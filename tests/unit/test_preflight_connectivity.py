@@ -148,7 +148,8 @@ def test_the_node_with_most_failures_is_blamed_first() -> None:
 
 @pytest.fixture
 def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program called srun that writes down its standard input and answers nothing; its arguments pass the kernel's limits."""
+    """A program called srun that writes down its standard input and answers nothing; its arguments pass the kernel's
+    limits."""
     program = tmp_path / "bin" / "srun"
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\ncat > {tmp_path}/input\n")

@@ -1,4 +1,5 @@
-"""Rotary frequencies that depend on the length: each row gets those of the row alone, as transformers computes it in a new model."""
+"""Rotary frequencies that depend on the length: each row gets those of the row alone, as transformers computes it in a
+new model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Links are called slow or lossy on the kernel's evidence alone, never because a receiver or a whole network is slow."""
+"""Links are called slow or lossy on the kernel's evidence alone, never because a receiver or a whole network is
+slow."""
 
 from __future__ import annotations
 
@@ -96,9 +97,9 @@ def test_the_message_has_the_evidence() -> None:
     (link,) = [k for k in links_of_run(ring(busy_s=5.0, resent=2000)) if k.slow]
     text = link_message(link)
     assert (
-        "the link from n1 (rank 1) to n2 is slow: 20.0 MB/s, 10.0 times the time per byte of the fastest other links, busy 50%"
-        in text
-    )
+        "the link from n1 (rank 1) to n2 is slow: 20.0 MB/s, 10.0 times the time per byte of the fastest other "
+        "links, busy 50%"
+    ) in text
     assert "2.9% of its segments were sent again" in text
     assert link_notes({"links": [{"host": 3}, 7, {**vars_of(link)}]}) == [text]
     assert link_notes({"links": 5}) == []

@@ -1,4 +1,5 @@
-"""Slurm's commands when they answer badly, late or not at all. Stubs stand in for them: what the real ones do, the box shows."""
+"""Slurm's commands when they answer badly, late or not at all. Stubs stand in for them: what the real ones do, the box
+shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The file by which Slurm's clients find a cluster in a box: when it counts, which of several is meant, how it is entered."""
+"""The file by which Slurm's clients find a cluster in a box: when it counts, which of several is meant, how it is
+entered."""
 
 from __future__ import annotations
 
@@ -164,5 +165,8 @@ def test_slurm_is_called_through_the_file(root: Path, tmp_path: Path, monkeypatc
 
 
 def test_finding_slurm_loads_no_test_cluster() -> None:
-    code = "import sys, allranks.nodes.slurm.commands, allranks.nodes.slurm.srun; print([m for m in sys.modules if m.startswith('allranks.lab')])"
+    code = (
+        "import sys, allranks.nodes.slurm.commands, allranks.nodes.slurm.srun; print([m for m in sys.modules if "
+        "m.startswith('allranks.lab')])"
+    )
     assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=30) == "[]\n"

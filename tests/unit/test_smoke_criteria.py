@@ -1,6 +1,7 @@
 """Every criterion of every test of the ladder: ticked off on the records of a good run, red once these say otherwise.
 
-The records here are made up (`good`); `tests/dist/test_smoke.py` judges those of real runs, with faults planted into real ranks.
+The records here are made up (`good`); `tests/dist/test_smoke.py` judges those of real runs, with faults planted into
+real ranks.
 """
 
 from __future__ import annotations

@@ -55,7 +55,10 @@ def test_faulthandler_and_py_spy_give_the_same_main_thread() -> None:
 
 
 def test_a_traceback_is_read_with_the_prefix_of_torch_and_without() -> None:
-    plain = 'Traceback (most recent call last):\n  File "/home/u/train.py", line 9, in <module>\n  File "/home/u/train.py", line 7, in step\n'
+    plain = (
+        'Traceback (most recent call last):\n  File "/home/u/train.py", line 9, in <module>\n  File '
+        '"/home/u/train.py", line 7, in step\n'
+    )
     prefixed = "".join(f"[rank12]: {line}\n" for line in plain.splitlines())
     assert traceback_frames(prefixed) == traceback_frames(plain)
     assert [frame.line for frame in traceback_frames(plain)] == [7, 9]

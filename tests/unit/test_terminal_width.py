@@ -1,4 +1,5 @@
-"""What verbs show in terminals of 160 to 40 columns: real pseudo-terminals, whole numbers and times, a bar that can be read."""
+"""What verbs show in terminals of 160 to 40 columns: real pseudo-terminals, whole numbers and times, a bar that can be
+read."""
 
 from __future__ import annotations
 
@@ -94,7 +95,10 @@ def test_fields_are_left_out_by_their_number_and_times_never() -> None:
 
 
 def test_errors_break_between_words(tmp_path: Path) -> None:
-    program = f"from allranks.cli.options import echo\necho('allranks: ' + {' '.join(['considerable'] * 20)!r} + ' /a/{'x' * 90}', err=True)"
+    program = (
+        f"from allranks.cli.options import echo\necho('allranks: ' + {' '.join(['considerable'] * 20)!r} + ' "
+        f"/a/{'x' * 90}', err=True)"
+    )
     *lines, last = in_terminal(80, "-c", program, cwd=tmp_path)
     assert (
         max(map(len, lines)) <= 80 and set(" ".join(lines).split()) == {"allranks:", "considerable"} and "/a/x" in last

@@ -76,8 +76,8 @@ def test_importing_is_light() -> None:
 
 def test_the_command_needs_click_and_msgspec_only() -> None:
     code = (
-        "import sys, allranks.cli.cluster; heavy = {'torch', 'numpy', 'yaml', 'psutil', 'jinja2', 'rich'} & set(sys.modules); "
-        "sys.exit(f'imports {heavy}' if heavy else 0)"
+        "import sys, allranks.cli.cluster; heavy = {'torch', 'numpy', 'yaml', 'psutil', 'jinja2', 'rich'} & "
+        "set(sys.modules); sys.exit(f'imports {heavy}' if heavy else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
 

@@ -270,7 +270,10 @@ def test_a_cut_machine_is_never_read_as_another(machine: tuple, data: st.DataObj
         texts.ROCM,
         "       GPU0         GPU1\nGPU0   0            PCIE\nGPU1   PCIE         0\n",
         "LINK TYPE TABLE:\n             0000:0c:00.0 0000:22:00.0\n0000:0c:00.0 SELF         XGMI\n",
-        "======== Weight between two GPUs ========\n       GPU0         GPU1\nGPU0   0            15\nGPU1   15           0\n",
+        (
+            "======== Weight between two GPUs ========\n       GPU0         GPU1\nGPU0   0            15\nGPU1   15    "
+            "       0\n"
+        ),
     ],
     ids=["type", "pcie", "amd-smi", "weight"],
 )

@@ -98,7 +98,8 @@ def test_a_working_folder_with_modules_of_the_same_names_changes_nothing(folder:
     """Readers are processes of their own; they must not import from where the user happens to be."""
     (folder.parent / "msgspec.py").write_text("raise SystemExit('wrong one')")
     code = (
-        "import sys, os\nfrom pathlib import Path\nimport allranks.analysis.trace as t\nos.chdir(sys.argv[1])\nt.SMALL_BYTES = 0\n"
+        "import sys, os\nfrom pathlib import Path\nimport allranks.analysis.trace as "
+        "t\nos.chdir(sys.argv[1])\nt.SMALL_BYTES = 0\n"
         "print(len(t.analyse([Path(sys.argv[2])], workers=2)[0].ranks))\n"
     )
     done = subprocess.run(

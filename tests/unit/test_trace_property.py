@@ -1,4 +1,5 @@
-"""Any JSON value anywhere in a trace, and any bytes in its file: figures that add up or a plain refusal, never another error."""
+"""Any JSON value anywhere in a trace, and any bytes in its file: figures that add up or a plain refusal, never another
+error."""
 
 from __future__ import annotations
 

@@ -120,7 +120,8 @@ def test_clocks_are_aligned_along_a_chain_of_groups(tmp_path: Path) -> None:
 
 
 def skewed(lag: float, steps: int = 3, slow: float = 0.0) -> list[Event]:
-    """A rank whose profiler starts `lag` later; `slow`: it comes later to each step's collective too. Ends of collectives are common."""
+    """A rank whose profiler starts `lag` later; `slow`: it comes later to each step's collective too. Ends of
+    collectives are common."""
     events, end = [], 0.0
     for n in range(steps):
         start = lag if n == 0 else end + 10

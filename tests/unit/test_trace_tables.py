@@ -1,4 +1,5 @@
-"""The text of reports: columns are aligned, a usual report fits the terminal, and quoted text cannot send codes to it."""
+"""The text of reports: columns are aligned, a usual report fits the terminal, and quoted text cannot send codes to
+it."""
 
 from __future__ import annotations
 
@@ -70,8 +71,8 @@ def test_the_verb_does_not_load_rich(folder: Path) -> None:
 
 
 ADD = (
-    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, at::detail::Array<char*, 3> >"
-    "(int, at::native::CUDAFunctor_add<float>)"
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, at::detail::Array<char*, 3> "
+    ">(int, at::native::CUDAFunctor_add<float>)"
 )
 RELU = ADD.replace("CUDAFunctor_add", "BinaryFunctor")
 FILL = ADD.replace("CUDAFunctor_add", "FillFunctor")

@@ -1,6 +1,8 @@
-"""The analysis against traces whose answer is known by construction, made by `tests.tracegen`, which shares no code with it.
+"""The analysis against traces whose answer is known by construction, made by `tests.tracegen`, which shares no code
+with it.
 
-What HolisticTraceAnalysis 0.5.0 makes of the same traces stands where it is wrong; `benchmarks/trace_analysis.py` runs it.
+What HolisticTraceAnalysis 0.5.0 makes of the same traces stands where it is wrong; `benchmarks/trace_analysis.py` runs
+it.
 """
 
 from __future__ import annotations
@@ -196,7 +198,8 @@ def test_without_step_marks_the_sums_stay_and_it_is_said(tmp_path: Path) -> None
 
 
 def test_profilers_that_start_late_are_no_stragglers(tmp_path: Path) -> None:
-    """Rank 2's profiler starts 4 ms late; without trimming all others seem to wait 4 ms for it, and it is the straggler."""
+    """Rank 2's profiler starts 4 ms late; without trimming all others seem to wait 4 ms for it, and it is the
+    straggler."""
     truth, report = make(Scenario(start_skew_us={2: 4000}, slow={(5, 2): 300}), tmp_path)
     assert report.startup is not None
     assert report.startup.skew_s == seconds(4000)

@@ -167,7 +167,10 @@ def test_numbers_of_several_processes_become_their_mean() -> None:
 
 
 def test_a_failure_names_no_path_of_the_machine() -> None:
-    said = 'ProgramFailed: python -m x: exit code 1\n  File "/home/me/lib/peer.py", line 3\nsee /var/tmp/a-b/run.log; src/x.py'
+    said = (
+        'ProgramFailed: python -m x: exit code 1\n  File "/home/me/lib/peer.py", line 3\nsee /var/tmp/a-b/run.log; '
+        "src/x.py"
+    )
     assert MACHINE_PATH.sub("", said).endswith('  File "peer.py", line 3\nsee run.log; src/x.py')
 
 

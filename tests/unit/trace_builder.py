@@ -1,4 +1,5 @@
-"""Small traces written by hand for the tests of the trace analysis: spans in microseconds, JSON as the profiler writes it."""
+"""Small traces written by hand for the tests of the trace analysis: spans in microseconds, JSON as the profiler writes
+it."""
 
 from __future__ import annotations
 

@@ -51,7 +51,8 @@ QUEUED = {OWN: "own_queued_s", BACKWARD: "own_backward_queued_s", OPTIMIZER: "ow
 Events = list[dict[str, Any]]
 Times = dict[int, list[float]]
 Reason = Literal["own", "machine", "unknown"]
-"""Why a rank differs: its own work; the machine, which took its CPU time; or it is not known whether its CPU time was taken."""
+"""Why a rank differs: its own work; the machine, which took its CPU time; or it is not known whether its CPU time was
+taken."""
 LOAD_RECORDS = 200
 MAX_LINKS_REPORTED = 3
 

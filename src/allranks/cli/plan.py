@@ -322,8 +322,8 @@ def show_memory(console: SafeConsole, estimate: Fit) -> None:
     say = partial(console.print, highlight=False, soft_wrap=not console.is_terminal)  # piped: whole lines, for grep
     if estimate.moments:
         of = (
-            f"{estimate.model} ({estimate.model_source}): {estimate.parameters:,} parameters, {estimate.parameters_trained:,} "
-            "trained"
+            f"{estimate.model} ({estimate.model_source}): {estimate.parameters:,} parameters, "
+            f"{estimate.parameters_trained:,} trained"
         )
         say(escape(of))
         table = Table(title="Memory of one rank, estimated", title_justify="left")

@@ -83,6 +83,17 @@ class ProgressView:
         self._errors: dict[str, str] = {}
         self._rate: list[tuple[float, float]] = []  # seconds and tokens of all ranks, of the newest logged steps
         self._program = ProgramProgress()
+        self._handlers: dict[object, Callable[[dict[str, Any]], None]] = {
+            "start": self._on_start,
+            "phase": self._on_phase,
+            "data": self._on_data,
+            "remark": self._on_remark,
+            "model": self._on_model,
+            "proof": self._on_proof,
+            "eval": self._on_eval,
+            "checkpoint": self._on_checkpoint,
+            "step": self._on_step,
+        }
 
     def __enter__(self) -> ProgressView:
         return self
@@ -140,10 +151,9 @@ class ProgressView:
             )
         if kind == "warning":
             self.warn(f"rank {format_value(event.get('rank'))}: {format_value(event.get('message'))}")
-        handler = getattr(self, f"_on_{kind}", None) if isinstance(kind, str) else None
+        handler = self._handlers.get(kind) if isinstance(kind, str) else None
         if handler is not None and event.get("rank") == 0:
             handler(event)
-
         if kind == PROGRESS:
             self._show_program(event)
 

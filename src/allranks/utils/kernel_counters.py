@@ -28,7 +28,8 @@ NS = 1e-9
 BUSY_THREAD_SHARE = 0.1
 """Share of the time that a thread must have run or waited for a core to count as busy."""
 OVERLOADED = 0.1
-"""Share of the ranks' CPU time that must have been taken for a measurement to count as disturbed. Agent and command of a run take some, too."""
+"""Share of the ranks' CPU time that must have been taken for a measurement to count as disturbed. Agent and command of
+a run take some, too."""
 COMPETING = 0.2
 """Share of the ranks' CPU time that they wait for each other from which it is reported."""
 CLOCK_ERROR_S = 0.02

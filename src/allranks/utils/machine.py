@@ -20,9 +20,11 @@ MIG = " MIG "
 """Part of the name of a MIG instance, as torch shows it: ``NVIDIA A100-SXM4-40GB MIG 3g.20gb``."""
 KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 AMD_FILTERS = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-"""Variables that hide AMD GPUs. The second and the third number those that the first leaves; the third counts without the second only."""
+"""Variables that hide AMD GPUs. The second and the third number those that the first leaves; the third counts without
+the second only."""
 RARELY = 100_000
-"""Container objects that a short process allocates between two collections of the youngest generation (default of Python: 700)."""
+"""Container objects that a short process allocates between two collections of the youngest generation (default of
+Python: 700)."""
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +52,8 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     partition: str | None = None
     """The partition of `partition_gpus`, if a variable of sbatch names it instead of the spec."""
     partition_gpus: int | None = None
-    """GPUs of each node of the spec's partition, for ``launcher: slurm``; None if Slurm was not queried or did not report it."""
+    """GPUs of each node of the spec's partition, for ``launcher: slurm``; None if Slurm was not queried or did not
+    report it."""
     c_compiler: bool | None = None
     """Whether this machine has a C compiler, which torch.compile needs; None if nobody looked."""
 

@@ -80,7 +80,8 @@ class BoxPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     shared_tmp: bool
     tmp_mb: int
     python_folders: tuple[str, ...]
-    """Folders inside this machine's /tmp that nodes with a /tmp of their own see there, too: the running Python and this package."""
+    """Folders inside this machine's /tmp that nodes with a /tmp of their own see there, too: the running Python and
+    this package."""
     partitions: tuple[str, ...]
     accounting: bool
     conf: tuple[str, ...]

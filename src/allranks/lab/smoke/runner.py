@@ -62,8 +62,8 @@ def world_size_note(test: SmokeTest, placement: Placement) -> list[str]:
         return []
     why = "no GPU here" if not placement.gpu else f"{len(placement.machine.gpus)} GPUs here"
     return [
-        f"{placement.world} rank{'s' * (placement.world > 1)} on {placement.nodes} node{'s' * (placement.nodes > 1)} instead of "
-        f"{wanted} on {test.nodes}; {why}"
+        f"{placement.world} rank{'s' * (placement.world > 1)} on {placement.nodes} node{'s' * (placement.nodes > 1)} "
+        f"instead of {wanted} on {test.nodes}; {why}"
     ]
 
 

@@ -142,7 +142,10 @@ def _too_much(
     limit = estimate.capacity.bytes
     room = limit * (SPARE if placement.place == "local" and not placement.gpu else 1.0) if limit else None
     if estimate.verdict == TOO_LARGE or (room is not None and estimate.needed_bytes > room):
-        return f"{width} would need {estimate.needed_bytes / 2**30:.1f} GiB per rank, available {(room or 0) / 2**30:.1f} GiB"
+        return (
+            f"{width} would need {estimate.needed_bytes / 2**30:.1f} GiB per rank, available {(room or 0) / 2**30:.1f} "
+            "GiB"
+        )
     if placement.gpu or placement.place == "slurm":
         return ""
     parameters = mlp_shape(f"mlp:{width}x{layers}", {"shape": shape}).parameters

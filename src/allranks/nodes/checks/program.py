@@ -26,7 +26,8 @@ from allranks.utils.text import format_list
 MAX_FILES = 200
 MAX_FILE_BYTES = 1 << 20
 CHANGES_PATH = ("sys", "site", "importlib", "pkgutil", "pyximport", "subprocess")
-"""Modules with which a program changes where imports are found, or makes what it imports: what it imports after their use is not known."""
+"""Modules with which a program changes where imports are found, or makes what it imports: what it imports after their
+use is not known."""
 
 
 def imported_packages(script: Path, folders: list[Path]) -> dict[str, str]:
@@ -93,8 +94,8 @@ def source_problem(script: ScriptSpec, path: Path, *, same_python: bool = True) 
         folder = folder.parent
     package = ".".join(path.relative_to(folder).with_suffix("").parts)
     return (
-        f"{key}: line {relative.lineno}: a relative import fails here, because the program is started as a file, not as "
-        f"part of a package; set script.module: {package} and script.workdir: {folder}"
+        f"{key}: line {relative.lineno}: a relative import fails here, because the program is started as a file, not "
+        f"as part of a package; set script.module: {package} and script.workdir: {folder}"
     )
 
 

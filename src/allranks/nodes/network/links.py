@@ -22,7 +22,8 @@ from allranks.nodes.probes.connectivity_probe import sampled_targets
 from allranks.nodes.records import ConnectionResults, UnreachedPort
 
 RETRIED_PEERS = 4
-"""Number of peers of a suspect in the second round: those with a failed link to it, and the same number of healthy ones."""
+"""Number of peers of a suspect in the second round: those with a failed link to it, and the same number of healthy
+ones."""
 MIN_FAILED_LINKS = 2
 """With one failing link only, it is unknown which end is faulty."""
 

@@ -46,9 +46,12 @@ NVLINK_GENERATIONS = {
     "GB300": 5,
 }  # fmt: skip
 NVLINK_BYTES_PER_S = {2: 25e9, 3: 25e9, 4: 25e9, 5: 50e9}
-"""Of one link in one direction, by generation. The number of links between two GPUs is in the node's topology (``NV18``).
-Source: https://www.nvidia.com/en-us/data-center/nvlink/ (600 GB/s in both directions for the 12 links of an A100, 900 for the 18 of an H100,
-1800 for the 18 of a B200) and the data sheet of V100 (300 for 6). The rates of InfiniBand and Ethernet ports are those that the kernel reports."""
+"""Of one link in one direction, by generation. The number of links between two GPUs is in the node's topology
+(``NV18``).
+Source: https://www.nvidia.com/en-us/data-center/nvlink/ (600 GB/s in both directions for the 12 links of an A100, 900
+for the 18 of an H100,
+1800 for the 18 of a B200) and the data sheet of V100 (300 for 6). The rates of InfiniBand and Ethernet ports are those
+that the kernel reports."""
 LOW_SHARE = 0.4
 """Below this share of what the hardware gives, large all-reduces are reported: NCCL usually reaches 70 to 95 %."""
 LARGE_BYTES = 16 * 2**20

@@ -46,7 +46,8 @@ from allranks.utils.safetensors_files import stored_tensors
 from allranks.version import __version__
 
 MAX_ROW_BYTES = 512 << 20
-"""Limit for `check_rows`: the login node of a cluster must not read larger files. Their rows are checked on the ranks."""
+"""Limit for `check_rows`: the login node of a cluster must not read larger files. Their rows are checked on the
+ranks."""
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model", "*.tiktoken", "merges.txt", "tekken.json")
 TIMEOUT_S = 5.0
 

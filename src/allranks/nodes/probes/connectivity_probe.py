@@ -30,7 +30,8 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 REQUEST = ""
-"""The request in the encoding of `srun.encode_request`. It is part of the program text, because one argument has at most 128 KiB."""
+"""The request in the encoding of `srun.encode_request`. It is part of the program text, because one argument has at
+most 128 KiB."""
 
 MESH_NODES = 8
 WINDOW_S = 6.0

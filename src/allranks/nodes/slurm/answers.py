@@ -51,7 +51,8 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     job: str
     state: str
-    """The state word, such as RUNNING or TIMEOUT. While Slurm ends a job it prints a flag instead, usually COMPLETING."""
+    """The state word, such as RUNNING or TIMEOUT. While Slurm ends a job it prints a flag instead, usually
+    COMPLETING."""
     flags: tuple[str, ...] = ()
     """State flags in the order printed, a flag that replaces the base state included."""
     reason: str | None = None

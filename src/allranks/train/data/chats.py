@@ -25,7 +25,8 @@ DEFAULT_CHAT_TEMPLATE = (
 )
 """For models without a chat template: base models, and those that are built from a config."""
 FIELDS = (("tool_calls",), ("function_call",), ("tool_plan",), ("reasoning_content", "reasoning", "thinking"))
-"""Fields of a message that are text for the model, those with one meaning together. Others, such as ``name`` or ``id``, may be left out."""
+"""Fields of a message that are text for the model, those with one meaning together. Others, such as ``name`` or ``id``,
+may be left out."""
 MARK = "qzX{}Xzq"
 """Added to a content to see whether the template writes it; JSON does not escape it."""
 

@@ -23,7 +23,8 @@ from typing import NamedTuple
 import torch
 
 LENGTHS = range(224, 2049)
-"""Tokens of sequences for which blocks are faster than torch's kernel, if a rank has one thread; that kernel uses several better."""
+"""Tokens of sequences for which blocks are faster than torch's kernel, if a rank has one thread; that kernel uses
+several better."""
 BLOCK_TOKENS = 64
 MATRIX_ELEMENTS = 1 << 19
 

@@ -418,8 +418,8 @@ def _first_open(
         proposed = case.propose("collective_hang", 0.66, shown)
         if not alone:
             proposed.cause = (
-                f"All {len(calls)} ranks made the same call (collective {collective.seq} of group {collective.group}) and it did "
-                "not finish: check the network and the GPUs rather than the program."
+                f"All {len(calls)} ranks made the same call (collective {collective.seq} of group {collective.group}) "
+                "and it did not finish: check the network and the GPUs rather than the program."
             )
 
 
