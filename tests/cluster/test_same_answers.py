@@ -95,7 +95,6 @@ def test_both_refuse_a_run_root_that_the_login_side_may_not_write(box: Box, shar
     """The mount is read-only in the namespace of the verbs alone."""
     (shared / "ro").mkdir()
     mount = f'mount --bind {shared}/ro {shared}/ro && mount -o remount,bind,ro {shared}/ro && exec "$@"'
-    # fmt: skip
     monkeypatch.setattr(
         "tests.cluster.runs.ALLRANKS",
         ["unshare", "-m", "sh", "-c", mount, "sh", sys.executable, "-m", "allranks.cli.main"],

@@ -251,7 +251,6 @@ def make_run(name: str, folder: Path, archive: Path) -> None:
     (run,) = (folder / "made").glob(f"{name}-*")
     archive.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(archive, "w:xz") as packed:
-        # fmt: skip
         packed.add(
             run, name, filter=lambda item: None if "/telemetry/" in item.name or item.name.endswith(".html") else item
         )
@@ -287,7 +286,6 @@ def test_an_old_run_resumes(name: str, machine: Path) -> None:
     from safetensors.torch import load_file
 
     weights = [load_file(p) for p in sorted(run.checkpoint(4).glob("*.safetensors"))]
-    # fmt: skip
     digest = hashlib.sha256(
         b"".join(t[k].contiguous().numpy().tobytes() for t in weights for k in sorted(t))
     ).hexdigest()

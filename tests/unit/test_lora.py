@@ -72,7 +72,6 @@ def applied() -> Iterator[list[int]]:
         del LoRALinears.apply  # type: ignore[misc]
 
 
-# fmt: skip
 @pytest.mark.parametrize(
     "lora", [{}, {"lora_dropout": 0.3}, {"use_rslora": True, "target_modules": ["q_proj", "v_proj", "down_proj"]}]
 )
@@ -212,7 +211,6 @@ def moe(kind: str, dtype: torch.dtype = torch.float32, **lora: Any) -> Any:
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-# fmt: skip
 @pytest.mark.parametrize(
     ("kind", "parameters"), [("glm4_moe", EXPERTS), ("mixtral", EXPERTS[1:]), ("gpt_oss", EXPERTS)]
 )
