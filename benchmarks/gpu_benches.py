@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -274,10 +273,10 @@ def make_base(folder: Path, device: str, shapes: dict[str, Any]) -> None:
     import torch
     from transformers import MistralConfig, MistralForCausalLM
 
-    from allranks.spec.builtin_data import PortableRandom, review_rows
+    from allranks.spec.builtin_data import BUILTIN
     from allranks.train.data.tokenization import train_tokenizer
 
-    texts = [str(row["text"]) for row in islice(review_rows(PortableRandom("reviews:0")), 500)]
+    texts = [str(row["text"]) for row in BUILTIN["reviews"].rows(500, 0)]
     tokenizer = train_tokenizer(texts, shapes["vocab_size"], classifier=False)
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
