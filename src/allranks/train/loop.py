@@ -1,7 +1,8 @@
 """Run the training loop: one optimizer step after another, with AdamW and a learning rate that is a pure function of
 the step.
 
-Between two steps `LoopPlan.run_callbacks` (`train.worker.StepCallbacks`) evaluates, and saves by `checkpoint.saver`.
+Between two steps `StepMetrics.run_callbacks` calls those of the `LoopPlan` (`train.worker.StepCallbacks`), which
+evaluate, and save by `checkpoint.saver`.
 Observers see each step begin, its parts, and its end. The loop does not depend on a strategy, a model or a file format;
 observers implement a contract defined here.
 """
@@ -111,9 +112,7 @@ class TrainingLoop:
                 step += 1
                 stop = metrics.process_reduced(earlier_step)
                 if stop or plan.is_due(step):
-                    stop = metrics.drain() or stop  # every rank has done the same number of steps now
-                    stop = bool(plan.run_callbacks(step, stop and step < plan.total_steps)) or stop
-                    metrics.restart()
+                    stop = metrics.run_callbacks(step, stop)
                     self._strategy.module.train()
                     self._clock.pause()
                 if stop:

@@ -333,9 +333,16 @@ class StepMetrics:
             self._log(*self._last)
         return agreed.stop
 
-    def restart(self) -> None:
-        """Leave out of the machine's samples what an evaluation or a save between two steps has used."""
-        self._machine.restart()
+    def run_callbacks(self, done: int, stop: bool) -> bool:
+        """Evaluate and save if due, between two steps, when every rank has done the same number of them.
+
+        Returns:
+            True if all ranks must stop.
+        """
+        stop = self.drain() or stop
+        ended = self._plan.run_callbacks(done, stop and done < self._plan.total_steps)
+        self._machine.restart()  # what they used of the machine is no training
+        return stop or bool(ended)
 
     def drain(self) -> bool:
         """Finish all pending reductions; return whether all ranks must stop."""

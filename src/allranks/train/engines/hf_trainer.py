@@ -442,13 +442,10 @@ class TrainerLoop(TrainerCallback):
             self._running.clock.pause()
         self._done = step + 1
         stop = self._step_metrics.process_reduced(agreed)
-        plan = self._plan
-        if stop or plan.is_due(self._done):
-            stop = self._step_metrics.drain() or stop
-            stop = bool(plan.run_callbacks(self._done, stop and self._done < plan.total_steps)) or stop
-            self._step_metrics.restart()
+        if stop or self._plan.is_due(self._done):
+            stop = self._step_metrics.run_callbacks(self._done, stop)
             self._running.clock.pause()
-        elif self._done == plan.total_steps:
+        elif self._done == self._plan.total_steps:
             self._step_metrics.count_queued_work()  # before the Trainer's own end
         if stop:
             control.should_training_stop = True
