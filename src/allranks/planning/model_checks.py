@@ -147,7 +147,7 @@ def trains_classifier(spec: RunSpec) -> bool | None:
 def model_warnings(spec: RunSpec) -> list[str]:
     """Return warnings on a model whose config is on this machine: an untested architecture, sequences longer than it
     was made for."""
-    files = find_files(spec)
+    files = find_files(spec) if spec.data is not None else None
     if spec.data is None or files is None:
         return []
     untested = architecture_warning(files.config.get("model_type"), files.where)

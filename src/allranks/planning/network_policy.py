@@ -82,9 +82,8 @@ def policy_lines(policy: NetworkPolicy) -> list[str]:
         )
     lines = []
     for words, hosts in by_words.items():
-        shown = hosts if len(hosts) <= 4 else [*hosts[:3]]
-        more = "" if len(hosts) <= 4 else f" and {len(hosts) - 3} more"
-        lines.append(f"network {', '.join(shown)}{more}: {words}")
+        shown = ", ".join(hosts) if len(hosts) <= 4 else f"{', '.join(hosts[:3])} and {len(hosts) - 3} more"
+        lines.append(f"network {shown}: {words}")
     reasons: dict[str, str] = {}
     for item in (item for node in policy.nodes for item in node.environment):
         if item.value is not None and item.name not in USUAL_VARIABLES and item.source == "policy":

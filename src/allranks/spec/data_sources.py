@@ -350,11 +350,7 @@ def _load_hub(data: DataSpec) -> list[Row]:
     except Exception as error:  # noqa: BLE001 - the hub client raises errors of many libraries
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         missing = isinstance(error, FileNotFoundError) or type(error).__name__ in ("DatasetNotFoundError",)
-        chain: list[BaseException | None] = [error]
-        while (last := chain[-1]) is not None:
-            chain.append(last.__cause__ or last.__context__)
-        refused = {"RepositoryNotFoundError", "GatedRepoError", "RevisionNotFoundError"}  # the hub was reached
-        if missing and refused & {type(one).__name__ for one in chain}:
+        if missing and _hub_answers(error):
             raise DataError(
                 f"data.source {data.source}: the hub has no such data set (or it is gated: set HF_TOKEN): {text}"
             ) from None
@@ -363,6 +359,16 @@ def _load_hub(data: DataSpec) -> list[Row]:
             "on a machine without network use a local file, or fill the cache beforehand (HF_HOME)"
         ) from None
     return [dict(row) for row in loaded]
+
+
+def _hub_answers(error: BaseException) -> bool:
+    """Return whether the hub itself refused, as opposed to being unreachable."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if type(seen).__name__ in ("RepositoryNotFoundError", "GatedRepoError", "RevisionNotFoundError"):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
 
 
 def parts_of(data: DataSpec) -> list[DataSpec]:

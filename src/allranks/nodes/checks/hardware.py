@@ -35,7 +35,7 @@ def shm(survey: NodeSurvey, probe: Probe) -> Check:
     return failed_check("shm", f"SMALL({shown})", cure)
 
 
-def ask_tmp(spec: RunSpec, here: Path, required: NodeRequirements) -> NodeRequirements:
+def ask_tmp(spec: RunSpec, base_folder: Path, required: NodeRequirements) -> NodeRequirements:
     """Add the ranks' folder for temporary files."""
     return msgspec.structs.replace(required, tmp=spec.cluster.env.get("TMPDIR", ""))
 

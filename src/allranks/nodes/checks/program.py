@@ -165,7 +165,7 @@ def _files_of(folder: Path, name: str) -> list[Path]:
         return []
 
 
-def ask(spec: RunSpec, folder_of_command: Path, required: NodeRequirements) -> NodeRequirements:
+def ask(spec: RunSpec, base_folder: Path, required: NodeRequirements) -> NodeRequirements:
     """Add the packages of the program; none where only the node knows: in a container, or where shell lines and modules
     change its Python."""
     if spec.script is None or is_container(spec.cluster.python):
@@ -174,7 +174,7 @@ def ask(spec: RunSpec, folder_of_command: Path, required: NodeRequirements) -> N
     if script is None:  # a module among the installed packages, or one that only the nodes see
         return required
     variable = {**os.environ, **spec.cluster.env}.get("PYTHONPATH", "")
-    paths = [folder_of_command / path for path in variable.split(os.pathsep)] if variable else []
+    paths = [base_folder / path for path in variable.split(os.pathsep)] if variable else []
     beside, folder = script.parent, working_directory(spec.script)
     first, other = (beside, folder) if spec.script.path is not None else (folder, beside)
     imports = imported_packages(script, [first, *paths])

@@ -230,7 +230,7 @@ def offline_variable(environment: Mapping[str, str]) -> str:
     return next((n for n in OFFLINE if environment.get(n, "").lower() in ("1", "true", "yes", "on")), "")
 
 
-def ask_hub_names(spec: RunSpec, here: Path, required: NodeRequirements) -> NodeRequirements:
+def ask_hub_names(spec: RunSpec, base_folder: Path, required: NodeRequirements) -> NodeRequirements:
     """Add the folders of each name in the cache, and the hub's address. Nodes of the local launcher are this machine:
     `check_hub` asks the hub itself."""
     from allranks.nodes.probes.probe import is_cached  # `hub_names` is used without it
@@ -283,11 +283,15 @@ DEFAULT_EXTENSIONS = "~/.cache/torch_extensions"
 MIN_LOCK_AGE_S = 600.0  # a younger one may be that of a build on another node that shares the folder
 
 
-def ask_extensions(spec: RunSpec, here: Path, required: NodeRequirements) -> NodeRequirements:
+def ask_extensions(spec: RunSpec, base_folder: Path, required: NodeRequirements) -> NodeRequirements:
     """Add the folder of extensions, if the run may load some: the user's own programs, and DeepSpeed."""
     loads = spec.script is not None or strategy_info(spec.strategy.name).builds_extensions
     folder = {**os.environ, **spec.cluster.env}.get(EXTENSIONS_VARIABLE) or DEFAULT_EXTENSIONS
-    return msgspec.structs.replace(required, extensions=str(here / Path(folder).expanduser())) if loads else required
+    return (
+        msgspec.structs.replace(required, extensions=str(base_folder / Path(folder).expanduser()))
+        if loads
+        else required
+    )
 
 
 @each_node

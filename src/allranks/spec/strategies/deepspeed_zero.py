@@ -125,14 +125,11 @@ def complete_config(given: Json | None, asked: DeepSpeedExpectations, where: str
     problems = [*_unsupported(config), *product]
     for path, ours, key, always in _rules(config, asked):
         theirs = _at(config, path)
-        if theirs is None or theirs == AUTO:
-            if ours is not None and (always or theirs == AUTO):
-                *outer, last = path.split(".")
-                section = config
-                for part in outer:
-                    section = section.setdefault(part, {})
-                section[last] = ours
-        elif ours is not None and not same_setting(theirs, ours) and not (product and path == "train_batch_size"):
+        if ours is None or (product and path == "train_batch_size"):
+            continue
+        if theirs == AUTO or (theirs is None and always):
+            _put(config, path, ours)
+        elif theirs is not None and not same_setting(theirs, ours):
             shown = f"{path} is {json.dumps(theirs)}, but {key} is {json.dumps(ours)}"
             problems.append(f'{shown}; write "auto" or make them agree')
     problems += _of_optimizer(config, asked)
@@ -233,6 +230,13 @@ def _at(config: Any, path: str) -> Any:
     for part in path.split("."):
         config = config.get(part) if isinstance(config, dict) else None
     return config
+
+
+def _put(config: Json, path: str, value: Any) -> None:
+    *outer, last = path.split(".")
+    for part in outer:
+        config = config.setdefault(part, {})
+    config[last] = value
 
 
 def without_auto(config: Json) -> Json:

@@ -253,13 +253,13 @@ class Zero3(LoopStrategy):
         places = Counter(p for _, p in model.named_parameters(remove_duplicate=False))
         # a weight shared by two blocks would be freed by one while the other needs it: it stays outside of blocks
         groups = [[(named.pop(p), p) for p in block.parameters() if places[p] == 1] for block in blocks]
-        dtypes = compute_dtype(model), keeps_own_dtype(model)
-        units = [GatheredUnit(self._flats(_apart([part], dtypes[1])), group, *dtypes) for part in groups]
+        dtype, own_dtype = compute_dtype(model), keeps_own_dtype(model)
+        units = [GatheredUnit(self._flats(_apart([part], own_dtype)), group, dtype, own_dtype) for part in groups]
         # parameters outside of blocks (embeddings, head) are gathered together; their gradients are reduced in
         # block-sized pieces
         largest = max((flat.bytes for unit in units for flat in unit.flats), default=0)
         rest = [[(named[p], p) for p in part] for part in split_into_buckets(list(named), largest)]
-        return GatheredUnit(self._flats(_apart(rest, dtypes[1])), group, *dtypes), units
+        return GatheredUnit(self._flats(_apart(rest, own_dtype)), group, dtype, own_dtype), units
 
     def _flats(self, parts: Iterable[list[tuple[str, nn.Parameter]]]) -> Iterator[FlatParameter]:
         for part in parts:

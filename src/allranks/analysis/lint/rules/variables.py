@@ -128,20 +128,6 @@ def deprecated(job: JobDescription) -> Iterator[Violation]:
 
 
 SWITCHES = ("NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE")
-NUMBERS = (
-    "NCCL_IB_GID_INDEX",
-    "NCCL_IB_TIMEOUT",
-    "NCCL_IB_RETRY_CNT",
-    "NCCL_IB_TC",
-    "NCCL_IB_SL",
-    "NCCL_MIN_NCHANNELS",
-    "NCCL_MAX_NCHANNELS",
-    "NCCL_NSOCKS_PERTHREAD",
-    "NCCL_SOCKET_NTHREADS",
-    "NCCL_BUFFSIZE",
-    "NCCL_NTHREADS",
-    "NCCL_CROSS_NIC",
-)
 
 
 @error(
