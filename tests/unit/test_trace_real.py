@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -117,3 +119,31 @@ def test_a_folder_of_unrelated_traces_gives_a_report_for_each() -> None:
         "no_gpu_kernels.json.gz",
         "sampled_128rank",
     ]
+
+
+def exact_compute(path: Path) -> tuple[Fraction, int, float]:
+    """The union of the compute kernels in microseconds with rational numbers, how many there are, and the largest
+    time."""
+    text = gzip.decompress(path.read_bytes())
+    spans = sorted(
+        (Fraction(e["ts"]), Fraction(e["ts"]) + Fraction(e["dur"]))
+        for e in json.loads(text, parse_float=Fraction)["traceEvents"]
+        if e.get("ph") == "X" and e.get("cat") == "kernel" and "nccl" not in e["name"].lower()
+    )
+    total, end = Fraction(0), Fraction(-1)
+    for a, b in spans:
+        total += max(Fraction(0), b - max(a, end))
+        end = max(end, b)
+    return total, len(spans), float(end)
+
+
+@pytest.mark.parametrize("name", GPU_TRACES)
+def test_compute_is_exactly_the_union_of_the_kernels(name: str) -> None:
+    """To what a 64-bit float can hold: times since 1970 have steps of a quarter of a nanosecond, a kernel has two of
+    them."""
+    path = shared("traces", *name.split("/"))
+    true, kernels, latest = exact_compute(path)
+    found = only(path).ranks[0].total.compute_s * 1e6
+    assert kernels > 10
+    assert abs(Fraction(found) - true) <= kernels * math.ulp(latest) / 10
+    assert abs(found - float(true)) < 0.01  # a single kernel that is missing would be more

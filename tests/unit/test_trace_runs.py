@@ -187,3 +187,19 @@ def test_only_a_call_that_accepts_uneven_sizes_is_paired_in_spite_of_them(
 
     report = run(tmp_path, rank(1000), rank(960))
     assert report.pairing.by_order == paired
+
+
+def test_a_rank_whose_first_step_began_late_is_paired_from_its_end(tmp_path: Path) -> None:
+    one = [
+        step(1, 0, 1000),
+        *gloo(8, 10, 20, 120),
+        *gloo(8, 200, 210, 300),
+        step(2, 1000, 2000),
+        *gloo(8, 1100, 1110, 1200),
+    ]
+    other = [step(1, 0, 1000), *gloo(8, 200, 280, 300), step(2, 1000, 2000), *gloo(8, 1100, 1150, 1200)]
+    report = run(tmp_path, one, other)
+    (text,) = told(report, "missing_collective")
+    assert "step 1" in text and "rank 0 has 2, rank 1 has 1" in text
+    assert report.pairing.wait_s == pytest.approx((70 + 40) * 1e-6)
+    assert report.pairing.unpaired == 1
