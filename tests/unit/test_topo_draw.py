@@ -8,7 +8,7 @@ import pytest
 
 from allranks.nodes.topology.drawings import draw_svg, draw_text, numa_nodes
 from allranks.nodes.topology.nvidia_smi import parse_topology
-from allranks.planning.records import Topology, TopologyDevice, TopologyLink
+from allranks.planning.records import Topology, TopologyDevice
 from tests.conftest import shared
 from tests.unit.test_topo_parse import REAL
 
@@ -36,20 +36,9 @@ def test_a100_by_switch() -> None:
     assert "GPU6: nearest card NIC4=mlx5_4, NIC5=mlx5_5 (PXB)" in draw_text(found).plain
 
 
-def test_nvlink_in_part_is_counted_by_pairs() -> None:
-    gpus = [TopologyDevice(name=f"GPU{i}", numa=0) for i in range(3)]
-    links = [TopologyLink(a="GPU0", b="GPU1", type="NV2"), TopologyLink(a="GPU0", b="GPU2", type="SYS")]
-    found = Topology(gpus=gpus, nics=[], links=links)
-    assert (
-        "NVLink connects 1 of 2 pairs" in draw_text(found).plain
-        and "Unknown: 1 pairs of GPUs, such as GPU1-GPU2" in draw_text(found).plain
-    )
-    assert "?" in draw_text(found).plain
-
-
 def test_names_out_of_a_file_cannot_break_the_picture() -> None:
     nasty = TopologyDevice(name="NIC0", device='<script>"&')
-    found = Topology(gpus=[TopologyDevice(name="GPU0", cpus="0-7")], nics=[nasty], links=[], meaning={})
+    found = Topology(gpus=[TopologyDevice(name="GPU0", cpus="0-7")], nics=[nasty], links=[])
     picture = draw_svg(found)
     ElementTree.fromstring(picture)  # noqa: S314 - our own picture
     assert "<script" not in picture

@@ -42,22 +42,6 @@ GPU0\t X \tPHB\t\tN/A\t\tN/A
 GPU1\tPHB\t X \t\tN/A\t\tN/A
 """
 BARE = "GPU0 GPU1\nGPU0 X NV1\nGPU1 NV1 X\n"
-MARKDOWN = """\
-|      | GPU0 | GPU1 | CPU Affinity | NUMA Affinity |
-|------|------|------|--------------|---------------|
-| GPU0 | X    | PIX  | 0-7          | 0             |
-| GPU1 | PIX  | X    | 0-7          | 0             |
-"""
-SRUN = "0: \tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\r\n0: GPU0\t X \tNODE\t0-7\t0\r\n0: GPU1\tNODE\t X \t0-7\t0\r\n"
-SPELT_OUT = r'{"topo": "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV6\t0-7\nGPU1\tNV6\t X \t0-7\n"}'
-NEW_TYPE = """\
-\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity
-GPU0\t X \tFAB\t0-7\t0
-GPU1\tFAB\t X \t8-15\t1
-
-Legend:
-  FAB  = Connection traversing a fabric that nobody has seen yet
-"""
 ROCM = """\
 ========================= ROCm System Management Interface =========================
 =============================== Link Type between two GPUs ===============================

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from allranks.cli.options import any_path, echo, json_option, print_json
-from allranks.errors import EXIT_OK, EXIT_REQUEST
+from allranks.cli.options import any_path, json_option, print_json
+from allranks.errors import EXIT_OK
 
 if TYPE_CHECKING:
     from allranks.planning.env_vars import EnvVar
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 MAX_OTHERS = 3
-"""Limit on unrecognised lines that are listed; problems in the matrix are always listed."""
+"""Limit on lines outside of the matrix that are listed."""
 
 
 @click.command("topo")
@@ -25,10 +25,7 @@ MAX_OTHERS = 3
 @click.option("--svg", type=any_path, metavar="OUT", help="Also write the drawing as SVG.")
 @json_option
 def topo_command(file: Path | None, svg: Path | None, as_json: bool) -> int:
-    """Read `nvidia-smi topo -m` from this machine or FILE (- is standard input), draw it and recommend NCCL settings.
-
-    Exit code 2 if the matrix is truncated, so that the link of some GPU pair is unknown.
-    """
+    """Read `nvidia-smi topo -m` from this machine or FILE (- is standard input), draw it and recommend NCCL settings."""
     import msgspec
 
     from allranks.nodes.topology.advice import advise_nccl, machine_notes
@@ -56,14 +53,6 @@ def topo_command(file: Path | None, svg: Path | None, as_json: bool) -> int:
         print_json({**msgspec.to_builtins(known), "advice": [item.advice() for item in advice], "notes": notes})
     else:
         _print(topology, advice, notes)
-    missing = topology.missing_pairs()
-    if missing:
-        echo(
-            f"allranks: the matrix is incomplete: the link of {len(missing)} GPU pairs is missing (such as "
-            f"{missing[0][0]}-{missing[0][1]}); print it again with `nvidia-smi topo -m`",
-            err=True,
-        )
-        return EXIT_REQUEST
     return EXIT_OK
 
 
@@ -72,7 +61,6 @@ def _print(topology: Topology, advice: list[EnvVar], notes: list[str]) -> None:
 
     from allranks.cli.console import SafeConsole
     from allranks.nodes.topology.drawings import draw_text
-    from allranks.nodes.topology.nvidia_smi import NOT_IN_MATRIX
 
     console = SafeConsole()
     console.print(draw_text(topology), soft_wrap=True)
@@ -93,14 +81,8 @@ def _print(topology: Topology, advice: list[EnvVar], notes: list[str]) -> None:
     if advice:
         console.print(f"source: {advice[0].documentation.partition('#')[0]}", highlight=False)
     if topology.unread:
-        console.print("\nNot recognised:", highlight=False)
-    others = [item for item in topology.unread if item.why == NOT_IN_MATRIX]
-    hidden = others[MAX_OTHERS:]
-    for item in [item for item in topology.unread if item not in hidden]:
-        where = f"line {item.line}: " if item.line else ""
-        text = f" ({item.text})" if item.text else ""
-        console.print(escape(f"  {where}{item.why}{text}"), highlight=False, soft_wrap=True)
-    if hidden:
-        console.print(
-            f"  {len(hidden)} more lines that are not part of the matrix, up to line {hidden[-1].line}", highlight=False
-        )
+        console.print("\nNot part of the matrix:", highlight=False)
+    for item in topology.unread[:MAX_OTHERS]:
+        console.print(escape(f"  line {item.line}: {item.text}"), highlight=False, soft_wrap=True)
+    if hidden := topology.unread[MAX_OTHERS:]:
+        console.print(f"  {len(hidden)} more lines, up to line {hidden[-1].line}", highlight=False)

@@ -506,7 +506,7 @@ def _far_nics(node: NodeFacts | None) -> str:
 
 def _nvlink_coverage(topology: Topology | None) -> str:
     """Return whether all, some or none of the pairs have NVLink; empty if unknown."""
-    if topology is None or not topology.gpu_pairs() or topology.missing_pairs():
+    if topology is None or not topology.gpu_pairs():
         return ""
     joined = [link.nvlinks > 0 for link in topology.gpu_pairs()]
     return "all" if all(joined) else "part" if any(joined) else "none"

@@ -175,7 +175,7 @@ class TopologyLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnreadLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A line that could not be parsed, or a missing part (then `line` is 0)."""
+    """A line that is not part of the matrix."""
 
     line: int
     text: str
@@ -191,8 +191,6 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     unread: list[UnreadLine] = []
     p2p: list[TopologyLink] = []
     """Filled if ``topo -p2p`` was printed too: type is OK, NS, CNS, ..."""
-    meaning: dict[str, str] = {}
-    """Types that only the file's own legend explains."""
 
     def between(self, a: str, b: str) -> TopologyLink | None:
         """Return the link between two devices, in either order."""
@@ -202,12 +200,6 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
         """Return the links between GPUs."""
         names = {gpu.name for gpu in self.gpus}
         return [link for link in self.links if link.a in names and link.b in names]
-
-    def missing_pairs(self) -> list[tuple[str, str]]:
-        """Return GPU pairs whose link is unknown."""
-        known = {frozenset((link.a, link.b)) for link in self.gpu_pairs()}
-        names = [gpu.name for gpu in self.gpus]
-        return [(a, b) for i, a in enumerate(names) for b in names[i + 1 :] if frozenset((a, b)) not in known]
 
     def nearest_nics(self, gpu: str) -> tuple[str, list[TopologyDevice]]:
         """Return the best link type from a GPU to any card, and the cards with it; ``("", [])`` without cards."""

@@ -127,7 +127,7 @@ def _nvlink(probe: Probe, node: NodeFacts) -> HardwareLimit | None:
     topology = node.topology
     words = {word for gpu in probe.gpus for word in re.split(r"[\s-]+", str(gpu.get("name")))}
     generations = {NVLINK_GENERATIONS[word] for word in words & NVLINK_GENERATIONS.keys()}
-    links = [link.nvlinks for link in topology.gpu_pairs()] if topology and not topology.missing_pairs() else []
+    links = [link.nvlinks for link in topology.gpu_pairs()] if topology else []
     if len(generations) != 1 or not links or min(links) == 0:
         return None
     generation, count = generations.pop(), min(links)

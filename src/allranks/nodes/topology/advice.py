@@ -60,7 +60,7 @@ def machine_notes(topology: Topology, advice: Sequence[EnvVar]) -> list[str]:
 def _islands(topology: Topology) -> list[str]:
     """Say which GPUs belong together, if not all pairs are alike."""
     pairs = topology.gpu_pairs()
-    if len(topology.gpus) < 2 or topology.missing_pairs() or all(link.nvlinks for link in pairs):
+    if len(topology.gpus) < 2 or all(link.nvlinks for link in pairs):
         return []
     names = [gpu.name for gpu in topology.gpus]
     joined = [link for link in pairs if link.nvlinks]

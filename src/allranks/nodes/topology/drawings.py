@@ -30,34 +30,23 @@ class NumaNode(msgspec.Struct, frozen=True, kw_only=True):
     cpus: str | None
     groups: list[DeviceGroup]
 
-    @property
-    def title(self) -> str:
-        """Return the title for display."""
-        return "NUMA node unknown" if self.number is None else f"NUMA node {self.number}"
-
 
 def numa_nodes(topology: Topology) -> list[NumaNode]:
-    """Return NUMA nodes in order of their numbers; if older drivers report none, devices are grouped by their local
-    cores.
+    """Return NUMA nodes in order of their numbers.
 
     A card is assigned to the node of a GPU that it reaches without leaving the NUMA node: the matrix has no column for
     it.
     """
-    place = {gpu.name: (gpu.numa, None if gpu.numa is not None else gpu.cpus) for gpu in topology.gpus}
+    place = {gpu.name: gpu.numa for gpu in topology.gpus}
     for nic in topology.nics:
         links = [(topology.between(gpu.name, nic.name), gpu.name) for gpu in topology.gpus]
         near = [(link_distance(link.type), name) for link, name in links if link and link.type in _INSIDE_NUMA_NODE]
-        place[nic.name] = place[min(near, key=lambda pair: pair[0])[1]] if near else (None, None)
-
-    def order(key: tuple[int | None, str | None]) -> tuple[int, int]:
-        first = re.match(r"\d{1,9}", key[1] or "")
-        return key[0] if key[0] is not None else 10**9, int(first[0]) if first else 10**9
-
+        place[nic.name] = place[min(near, key=lambda pair: pair[0])[1]] if near else None
     nodes = []
-    for key in sorted(set(place.values()), key=order):
-        gpus, nics = ([d for d in devices if place[d.name] == key] for devices in (topology.gpus, topology.nics))
+    for number in sorted(set(place.values()), key=lambda number: (number is None, number)):
+        gpus, nics = ([d for d in devices if place[d.name] == number] for devices in (topology.gpus, topology.nics))
         cpus = next((gpu.cpus for gpu in gpus if gpu.cpus), None)
-        nodes.append(NumaNode(number=key[0], cpus=cpus, groups=_groups(topology.links, gpus, nics)))
+        nodes.append(NumaNode(number=number, cpus=cpus, groups=_groups(topology.links, gpus, nics)))
     return nodes
 
 
@@ -95,8 +84,10 @@ def group_by_links(names: Sequence[str], links: Sequence[TopologyLink]) -> list[
 
 
 _INSIDE_NUMA_NODE = ("PIX", "PXB", "PHB", "NODE")
-STYLES = {"NV": "bold green", "C2C": "bold green", "PIX": "cyan", "PXB": "cyan", "PHB": "yellow", "NODE": "yellow"}
-FAR_LINK_TYPES = "red"
+STYLES = {
+    **{".": "dim", "NV": "bold green", "C2C": "bold green", "PIX": "cyan", "PXB": "cyan"},
+    **{"PHB": "yellow", "NODE": "yellow"},
+}
 MAX_SHOWN = 24
 
 
@@ -105,7 +96,7 @@ def draw_text(topology: Topology) -> Text:
     text = Text(no_wrap=True)
     for node in numa_nodes(topology):
         cores = f"  cores {node.cpus}" if node.cpus else ""
-        text.append(f"{node.title}{cores}\n", "bold")
+        text.append(f"NUMA node {'unknown' if node.number is None else node.number}{cores}\n", "bold")
         last = len(node.groups) - 1
         for place, group in enumerate(node.groups):
             names = "  ".join(device_label(device) for device in (*group.gpus, *group.nics))
@@ -129,20 +120,18 @@ def device_label(device: TopologyDevice) -> str:
 def _summary(topology: Topology) -> Text:
     """Return a summary in sentences."""
     lines: list[str] = []
-    pairs, missing = topology.gpu_pairs(), topology.missing_pairs()
+    pairs = topology.gpu_pairs()
     joined = [link for link in pairs if link.nvlinks]
     if joined and len(joined) == len(pairs):
         counts = sorted({link.nvlinks for link in pairs})
         each = f"{counts[0]} to {counts[-1]} links" if len(counts) > 1 else f"{counts[0]} link{'s' * (counts[0] > 1)}"
-        lines.append(f"NVLink connects every {'known ' if missing else ''}pair of GPUs, {each} each.")
+        lines.append(f"NVLink connects every pair of GPUs, {each} each.")
     elif joined:
         lines.append(f"NVLink connects {len(joined)} of {len(pairs)} pairs of GPUs; the others use PCIe.")
     elif pairs:
         kinds = Counter(link.type for link in pairs)
         shown = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items(), key=lambda p: link_distance(p[0])))
         lines.append(f"No NVLink: the pairs of GPUs use PCIe ({shown}).")
-    if missing:
-        lines.append(f"Unknown: {len(missing)} pairs of GPUs, such as {missing[0][0]}-{missing[0][1]}.")
     for gpu in topology.gpus[:MAX_SHOWN] if topology.nics else []:
         kind, nics = topology.nearest_nics(gpu.name)
         if nics:
@@ -171,9 +160,7 @@ def _matrix(
 
 def style_of(kind: str) -> str:
     """Return the colour of a link type."""
-    if kind in (".", "?"):
-        return "dim" if kind == "." else "bold magenta"
-    return STYLES["NV"] if kind.startswith("NV") else STYLES.get(kind, FAR_LINK_TYPES)
+    return STYLES["NV"] if kind.startswith("NV") else STYLES.get(kind, "red")
 
 
 def _text_legend(text: Text, topology: Topology) -> None:
@@ -185,10 +172,7 @@ def _text_legend(text: Text, topology: Topology) -> None:
         text.append("# bonded NVLinks\n")
     for kind in sorted((k for k in kinds if not k.startswith("NV")), key=lambda k: (link_distance(k), k)):
         text.append(f"  {kind:<6}", style_of(kind))
-        text.append(f"{LINK_TYPES.get(kind) or topology.meaning.get(kind, 'not explained')}\n")
-
-
-_FONT_FACE = re.compile(r"@font-face\s*\{.*?\}", re.DOTALL)
+        text.append(f"{LINK_TYPES.get(kind, 'an unknown type')}\n")
 
 
 def draw_svg(topology: Topology) -> str:
@@ -197,8 +181,5 @@ def draw_svg(topology: Topology) -> str:
     width = max(len(line) for line in text.plain.splitlines()) + 1
     console = Console(record=True, width=width, file=io.StringIO(), highlight=False)
     console.print(text, soft_wrap=True)
-    title = (
-        f"{len(topology.gpus)} GPU{'s' * (len(topology.gpus) != 1)}, {len(topology.nics)} network "
-        f"card{'s' * (len(topology.nics) != 1)}"
-    )
-    return _FONT_FACE.sub("", console.export_svg(title=title, theme=DEFAULT_TERMINAL_THEME))
+    picture = console.export_svg(title="nvidia-smi topo -m", theme=DEFAULT_TERMINAL_THEME)
+    return re.sub(r"@font-face\s*\{.*?\}", "", picture, flags=re.DOTALL)
