@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import allranks
-from allranks.train.patches import VERIFIED, cached_scan
+from allranks.train.patches import VERIFIED
 from tests.conftest import REPO
 
 SOURCE = Path(allranks.__file__).parent
@@ -69,92 +65,11 @@ def test_the_check_sees_a_change(text: str) -> None:
     assert list(changes(text))
 
 
-def version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".")[:2])
-
-
 def test_the_tested_versions_are_those_that_the_patches_were_verified_for() -> None:
     lines = (REPO / "constraints.txt").read_text().splitlines()
     pinned = dict(line.split("==") for line in lines if "==" in line)
     (pinned["torch"],) = re.findall(r"TORCH:-([\d.]+)", (REPO / "scripts" / "setup.sh").read_text())
-    for package, (first, last) in VERIFIED.items():
-        assert version(first) <= version(pinned[package]) <= version(last), package
-
-
-def test_transformers_reads_its_sources_in_the_first_process_only(tmp_path: Path) -> None:
-    code = (
-        "from allranks.train.patches import scan_transformers_once as once\n"
-        "once()\n"
-        "import transformers, transformers.models\n"
-        "from transformers.utils import import_utils as it\n"
-        "print(it.create_import_structure_from_path.__wrapped__.cache_info().misses)\n"
-        "assert transformers.MistralConfig.__name__ == 'MistralConfig'\n"
-        "assert 'MistralForCausalLM' in dir(transformers)\n"
-    )
-    command, env = [sys.executable, "-c", code], {**os.environ, "HF_HOME": str(tmp_path)}
-    first, second = (
-        subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env) for _ in range(2)
-    )
-    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
-    assert int(first.stdout) > 400 and int(second.stdout) == 0, "folders that were read"
-
-
-def packages(root: Path, n: int = 120) -> Path:
-    for i in range(n):
-        (root / f"m{i}").mkdir(parents=True)
-        (root / f"m{i}" / "modeling.py").write_text(f"__all__ = ['A{i}']")
-    return root
-
-
-@pytest.fixture
-def scanned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[str]]:
-    """A folder of many packages, and what was scanned of it."""
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    return packages(tmp_path / "models"), []
-
-
-FOUND = {"m1": {frozenset({"torch"}): {"modeling": {"A", "B"}}, frozenset(): {}}, "m2": {}}
-
-
-def scan(folder: Path, calls: list[str]) -> dict[Any, Any]:
-    def read(path: str) -> dict[Any, Any]:
-        calls.append(path)
-        return FOUND
-
-    return cached_scan(read, str(folder))
-
-
-def test_a_scan_is_kept_until_a_file_changes(scanned: tuple[Path, list[str]]) -> None:
-    folder, calls = scanned
-    assert scan(folder, calls) == scan(folder, calls) == FOUND and len(calls) == 1
-    (folder / "m7" / "modeling.py").write_text("__all__ = ['Other']")
-    assert scan(folder, calls) == FOUND and len(calls) == 2
-    (folder / "m7" / "new.py").write_text("")
-    assert scan(folder, calls) == FOUND and len(calls) == 3
-
-
-@pytest.mark.parametrize("content", ["", "{}", '{"": [[1, 2]]}', "[" * 5000, "null"])
-def test_a_damaged_cache_is_scanned_again(scanned: tuple[Path, list[str]], content: str) -> None:
-    folder, calls = scanned
-    scan(folder, calls)
-    (file,) = (folder.parent / "hf").rglob("transformers-*.json")
-    assert file.stat().st_mode & 0o777 == 0o600
-    file.write_text(content)
-    assert scan(folder, calls) == FOUND and len(calls) == 2
-
-
-def test_a_cache_that_cannot_be_written_does_no_harm(
-    scanned: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, calls = scanned
-    (folder.parent / "file").write_text("")
-    monkeypatch.setenv("HF_HOME", str(folder.parent / "file"))
-    assert scan(folder, calls) == scan(folder, calls) == FOUND and len(calls) == 2
-
-
-def test_few_files_are_not_kept(scanned: tuple[Path, list[str]], tmp_path: Path) -> None:
-    few, calls = packages(tmp_path / "few", 3), scanned[1]
-    assert scan(few, calls) == scan(few, calls) == FOUND and len(calls) == 2
+    assert {package: ".".join(pinned[package].split(".")[:2]) for package in VERIFIED} == VERIFIED
 
 
 def test_keys_are_repeated_for_float32_attention_on_a_gpu() -> None:

@@ -34,7 +34,6 @@ from allranks.rundir.files import open_append
 from allranks.rundir.heartbeat import DONE_PHASE, FINISH_PHASE, heartbeat
 from allranks.rundir.paths import RunDir
 from allranks.train import rank_hooks as watched
-from allranks.train.patches import scan_transformers_once
 from allranks.utils.machine import host_name, no_garbage_collection
 
 PR_SET_PDEATHSIG = 1
@@ -138,7 +137,6 @@ def _start(run: RunDir, attempt: int) -> bool:
         run_benchmark_rank(run, attempt, spec)
     else:
         with no_garbage_collection():
-            scan_transformers_once()
             from allranks.train.worker import run_rank
 
         run_rank(run, attempt, spec)

@@ -1,32 +1,25 @@
 """Implement the strategies deepspeed_zero1, deepspeed_zero2 and deepspeed_zero3.
 
-``deepspeed_zero1``: DeepSpeed's ZeRO stage 1: sharded optimizer state.
+Below: P parameters, T of them trained, of g bytes each; A micro-steps; W ranks; memory per rank with float32 AdamW.
 
-Communication per step: all-reduces of buckets after the last micro-step's backward (T g bytes, T trained parameters of
-g bytes), an all-reduce of 4 bytes per parameter group for the gradient norm, an all-gather of the updated weights per
-group (T g). Memory per rank (P parameters, float32 AdamW): 4P + 4T + 12T/W bytes; at the update itself 4P + 16T/W. Also
-in float32, DeepSpeed updates a copy of its part of the weights (4T/W), and copies it back.
-Predecessor (``zero1``): the same without that copy. DeepSpeed adds its JSON configuration and offloading.
+``deepspeed_zero1``: sharded optimizer state. Communication per step: all-reduces of buckets after the last micro-step's
+backward (T g bytes), an all-reduce of 4 bytes per parameter group for the gradient norm, an all-gather of the updated
+weights per group (T g). Memory: 4P + 4T + 12T/W bytes; at the update itself 4P + 16T/W, because DeepSpeed updates a
+copy of its part of the weights (4T/W), also in float32, and copies it back. Predecessor (``zero1``): the same without
+that copy. DeepSpeed adds its JSON configuration and offloading.
 
-``deepspeed_zero2``: DeepSpeed's ZeRO stage 2: sharded optimizer state and gradients.
+``deepspeed_zero2``: sharded gradients, too. All-reduces of buckets after each micro-step's backward (A T g bytes;
+DeepSpeed all-reduces a bucket of which several ranks own parts, the paper uses a reduce-scatter), then as above.
+Memory: 4P + 16T/W bytes between backward and update, and a bucket of gradients. Predecessor (``deepspeed_zero1``): full
+gradients until the last micro-step.
 
-Communication per step: all-reduces of buckets after each micro-step's backward (A T g bytes, A micro-steps, T trained
-parameters of g bytes; DeepSpeed all-reduces a bucket of which several ranks own parts, the paper uses a
-reduce-scatter), an all-reduce of 4 bytes per parameter group for the norm, an all-gather of the updated weights per
-group (T g). Memory per rank (P parameters, float32 AdamW): 4P + 16T/W bytes between backward and update, and a bucket
-of gradients.
-Predecessor (``deepspeed_zero1``): full gradients until the last micro-step.
-
-``deepspeed_zero3``: DeepSpeed's ZeRO stage 3: sharded weights, gradients and optimizer state.
-
-Communication per micro-step: all-gathers of each module's weights before its forward and, unless they are still
-gathered, before its backward (P g bytes each), reduce-scatters after backward (T g); per step an all-reduce of 8 bytes
-per parameter group. Tensors below ``stage3_param_persistence_threshold`` (100,000 elements) are not sharded and are
-gathered once per step; weights gathered in forward are kept until backward while fewer than
-``stage3_max_live_parameters`` (10^9) are gathered. Memory per rank (P parameters, T trained, float32 AdamW): (4P +
-16T)/W bytes, and the gathered weights of those two limits. With LoRA, the weights of a block are gathered together, so
-that its layers can be computed together (`train.models.lora`).
-Predecessor (``deepspeed_zero2``): full weights on every rank.
+``deepspeed_zero3``: sharded weights, too. Per micro-step all-gathers of each module's weights before its forward and,
+unless they are still gathered, before its backward (P g bytes each), reduce-scatters after backward (T g); per step an
+all-reduce of 8 bytes per parameter group. Tensors below ``stage3_param_persistence_threshold`` (100,000 elements) are
+not sharded and are gathered once per step; weights gathered in forward are kept until backward while fewer than
+``stage3_max_live_parameters`` (10^9) are gathered. Memory: (4P + 16T)/W bytes, and the gathered weights of those two
+limits. With LoRA, the weights of a block are gathered together, so that its layers can be computed together
+(`train.models.lora`). Predecessor (``deepspeed_zero2``): full weights on every rank.
 """
 
 from __future__ import annotations

@@ -2,72 +2,44 @@
 
 All but the last two are written by hand, each of them improving on the one before it; the last two use torch's
 DistributedDataParallel. ``pytorch_zero1`` shards the optimizer state only. Below: P parameters, T of them trained, n of
-them tensors, of g bytes each; A micro-steps; W ranks; memory with fp32 AdamW. On a ring, an all-reduce of T g bytes
-sends 2 T g (W-1)/W bytes from each rank.
+them tensors, of g bytes each; A micro-steps; W ranks; memory with fp32 AdamW, 4P + 12T bytes unless said otherwise:
+weights, gradients, two moments. On a ring, an all-reduce of T g bytes sends 2 T g (W-1)/W bytes from each rank.
 
-``single``: one process.
+``single``: one process, the reference for the other strategies. Communication: none, 0 bytes per step. Predecessor:
+none.
 
-Communication: none, 0 bytes per step.
-Memory per rank: 4P + 12T bytes, and activations.
-Predecessor: none; it is the reference for the other strategies.
+``simple_ddp``: one blocking all-reduce per trained parameter after each micro-step's backward: n A calls and A T g
+bytes per step. Averaging does not change the part of a sum that is already the mean of all ranks, so accumulation is
+correct, but wasteful. Predecessor (``single``): one process.
 
-``simple_ddp``: all-reduce every gradient after every backward.
+``simple_ddp_ga``: one blocking all-reduce per trained parameter, after the backward of the last micro-step: n calls and
+T g bytes per step. Predecessor (``simple_ddp``): it communicates on every micro-step, although only the last one needs
+it.
 
-Communication: one blocking all-reduce per trained parameter after each micro-step's backward: n A calls and A T g bytes
-per
-step. Averaging does not change the part of a sum that is already the mean of all ranks, so accumulation is correct, but
-wasteful. Memory per rank: 4P + 12T bytes: weights, gradients, two moments.
-Predecessor (``single``): one process.
+``simple_ddp_hook``: one blocking all-reduce per trained parameter, called in the last backward from a hook: n calls,
+T g bytes per step. The order is always from the last parameter to the first, independent of the order in which
+gradients are ready; missing gradients are zeros, reduced at the end of backward. Predecessor (``simple_ddp_ga``):
+communication begins only after backward. Here it begins early, but each call blocks, so nothing overlaps yet.
 
-``simple_ddp_ga``: all-reduce every gradient once per optimizer step.
+``simple_ddp_async``: the same all-reduces, started in backward and waited for in ``step``. Predecessor
+(``simple_ddp_hook``): its hooks wait, so that communication blocks computation.
 
-Communication: one blocking all-reduce per trained parameter, after the backward of the last micro-step: n calls and T g
-bytes per step, for any number of micro-steps.
-Memory per rank: 4P + 12T bytes.
-Predecessor (``simple_ddp``): it communicates on every micro-step, although only the last one needs it.
+``bucket_ddp_async``: one all-reduce per bucket (25 MB by default), started in the last backward when the bucket is
+full, and waited for in ``step``: about T g / 25 MB calls, T g bytes per step. Gradients are views into the buckets,
+which are filled and launched from the last parameter to the first, in the same order on all ranks (checked at the
+start). Predecessor (``simple_ddp_async``): hundreds of small messages, each with its own latency. Filling buckets in
+the order in which hooks run would be simpler, but that order may differ between ranks, which silently corrupts
+gradients.
 
-``simple_ddp_hook``: all-reduce each gradient in backward, as soon as it is ready.
+``pytorch_ddp``: torch's DistributedDataParallel, one all-reduce per bucket (25 MB by default), launched in the last
+backward as soon as a bucket is full: T g bytes per step. Memory per rank: 4P + 16T bytes. Predecessor
+(``bucket_ddp_async``): buckets follow the order in which gradients were ready in the first step, the same on all ranks,
+instead of a fixed order.
 
-Communication: one blocking all-reduce per trained parameter, called in the backward of the last micro-step from a hook:
-n calls, T g bytes per step. The order is always from the last parameter to the first, independent of the order in which
-gradients are ready; missing gradients are zeros, reduced at the end of backward.
-Memory per rank: 4P + 12T bytes.
-Predecessor (``simple_ddp_ga``): communication begins only after backward. Here it begins early, but each call blocks,
-so
-communication does not overlap with computation yet.
-
-``simple_ddp_async``: start each gradient's all-reduce in backward, and wait for all of them before the update.
-
-Communication: one all-reduce per trained parameter, started in the backward of the last micro-step and waited for in
-``step``: n calls, T g bytes per step, in a fixed order as in ``simple_ddp_hook``.
-Memory per rank: 4P + 12T bytes.
-Predecessor (``simple_ddp_hook``): its hooks wait, so that communication blocks computation.
-
-``bucket_ddp_async``: gradients in buckets, one asynchronous all-reduce per bucket.
-
-Communication: one all-reduce per bucket (25 MB by default), started in the backward of the last micro-step when the
-bucket
-is full, and waited for in ``step``: about T g / 25 MB calls, T g bytes per step.
-Buckets are filled and launched from the last parameter to the first, in the same order on all ranks (checked at the
-start). Memory per rank: 4P + 12T bytes; gradients are views into the buckets.
-Predecessor (``simple_ddp_async``): hundreds of small messages, each with its own latency. Filling buckets in the order
-in
-which hooks run would be simpler, but that order may differ between ranks, which silently corrupts gradients.
-
-``pytorch_ddp``: torch's DistributedDataParallel.
-
-Communication: one all-reduce per bucket (25 MB by default) of the trained gradients, launched during backward as
-soon as a bucket is full, on the last micro-step only: T g bytes per step.
-Memory per rank: 4P + 16T bytes: weights, gradients (views into the buckets), two moments.
-Predecessor (``bucket_ddp_async``): buckets follow the order in which gradients were ready in the first step, the
-same on all ranks, instead of a fixed order.
-
-``pytorch_zero1``: torch's DistributedDataParallel with its ZeroRedundancyOptimizer.
-
-Communication per step: DDP's all-reduces in the last backward (T g bytes), then one broadcast per parameter from the
-rank that has updated it (T g bytes).
-Memory per rank: 4P + 4T + about 8T/W bytes: full parameters are assigned to ranks, so that parts differ in size.
-Predecessor (``pytorch_ddp``): every rank keeps the same moments.
+``pytorch_zero1``: with ZeroRedundancyOptimizer: DDP's all-reduces in the last backward (T g bytes), then one broadcast
+per parameter from the rank that has updated it (T g bytes). Memory per rank: 4P + 4T + about 8T/W bytes: full
+parameters are assigned to ranks, so that parts differ in size. Predecessor (``pytorch_ddp``): every rank keeps the same
+moments.
 """
 
 from __future__ import annotations

@@ -6,28 +6,23 @@ Adapters may stay unsharded (``adapters: ignored``): every rank holds all of the
 one flat all-reduce per optimizer step, and saving them needs no collective. ``auto`` does so while they are small.
 
 ``offload: optimizer`` keeps moments and a copy of this rank's shard of the weights in host memory, and updates there:
-in each step,
-gradients are copied to the host, new weights back. ``offload: all`` keeps the sharded weights there too (FSDP2's own
-offloading): a block's shard is copied to the device whenever it is gathered.
+in each step, gradients are copied to the host, new weights back. ``offload: all`` keeps the sharded weights there too
+(FSDP2's own offloading): a block's shard is copied to the device whenever it is gathered.
 
 ``replicate: nodes`` is hybrid sharding (HSDP): weights are sharded over the ranks of each node and replicated between
-nodes, so W
-below is the number of ranks of a node. Every micro-step reduces gradients within nodes; the last one of an optimizer
-step also averages them between nodes, by an all-reduce of each rank's shards (T g / W bytes).
+nodes, so W below is the number of ranks of a node. Every micro-step reduces gradients within nodes; the last one of an
+optimizer step also averages them between nodes, by an all-reduce of each rank's shards (T g / W bytes).
 
-``pytorch_zero2``: FSDP2 (``fully_shard``) that keeps gathered weights until the backward.
+Below: P parameters, T of them trained, of g bytes each; A micro-steps; memory with fp32 AdamW.
 
-Communication per micro-step: an all-gather per block before its forward, a reduce-scatter per block in backward: about
-A (P + T) g (W-1)/W sent by each rank, P parameters of g bytes, T trained, A micro-steps.
-Memory per rank (fp32 AdamW): (4P + 12T)/W bytes between steps, and up to the full weights between forward and backward.
-Predecessor (``pytorch_zero1``): every rank keeps full gradients.
+``pytorch_zero2``: keeps gathered weights until the backward. Communication per micro-step: an all-gather per block
+before its forward, a reduce-scatter per block in backward: about A (P + T) g (W-1)/W sent by each rank. Memory per
+rank: (4P + 12T)/W bytes between steps, and up to the full weights between forward and backward. Predecessor
+(``pytorch_zero1``): every rank keeps full gradients.
 
-``pytorch_zero3``: FSDP2 (``fully_shard``) that frees a block's weights after its forward and gathers them again.
-
-Communication per micro-step: an all-gather per block before its forward and again before its backward, a reduce-scatter
-per block in backward: about A (2 P + T) g (W-1)/W sent by each rank, P parameters of g bytes, T trained, A micro-steps.
-Memory per rank (fp32 AdamW): (4P + 12T)/W bytes, and two or three gathered blocks.
-Predecessor (``pytorch_zero2``): all weights are gathered between forward and backward.
+``pytorch_zero3``: frees a block's weights after its forward and gathers them again before its backward: about
+A (2 P + T) g (W-1)/W. Memory per rank: (4P + 12T)/W bytes, and two or three gathered blocks. Predecessor
+(``pytorch_zero2``): all weights are gathered between forward and backward.
 """
 
 from __future__ import annotations

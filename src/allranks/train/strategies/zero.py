@@ -1,40 +1,27 @@
 """Implement the strategies zero1, zero2 and zero3: optimizer state, then gradients, then weights are sharded evenly
-over ranks.
+over ranks (ZeRO stages 1 to 3, Rajbhandari et al. 2020).
 
 Below: P parameters, T of them trained, of g bytes each; A micro-steps; W ranks; memory with fp32 AdamW. Each strategy
-also
-sends one float32 for the gradient norm per step.
+also sends one float32 for the gradient norm per step. Bytes are those that each rank sends on a ring; without sharding
+2 T g (W-1)/W.
 
-``zero1``: each rank updates its own part of the weights and keeps optimizer state only for that part.
+``zero1``: an asynchronous all-reduce per bucket in the last backward (T g bytes in total), then an all-gather of the
+new weights per bucket (T g bytes): 3 T g (W-1)/W. Memory per rank: 4P + 4T + 8T/W bytes; at two ranks and T = P 3/4 of
+plain data parallelism. Predecessor (``bucket_ddp_async``): every rank keeps the same moments and makes the same update.
+Parts have exactly equal size; they are not full parameters.
 
-Communication per step: an asynchronous all-reduce per bucket in the last backward (T g bytes in total), then an
-all-gather of the new weights per bucket (T g bytes): 3 T g (W-1)/W sent by each rank on a ring, compared to 2 T g
-(W-1)/W without sharding. Memory per rank: 4P + 4T + 8T/W bytes; at two ranks and T = P 3/4 of plain data parallelism.
-Predecessor (``bucket_ddp_async``): every rank keeps the same moments and makes the same update.
-Source: ZeRO stage 1, Rajbhandari et al. 2020. Parts have exactly equal size; they are not full parameters.
+``zero2``: a reduce-scatter per bucket in the backward of every micro-step (A T g bytes per step), then an all-gather of
+the new weights per bucket (T g bytes): (A + 1) T g (W-1)/W. Memory per rank: 4P + 12T/W bytes, and up to three buckets
+of gradients in flight; at two ranks and T = P 5/8 of plain data parallelism. Predecessor (``zero1``): every rank
+reduces full gradients, but uses only one part.
 
-``zero2``: gradients are sharded, too; each rank gets only the mean of its own part.
-
-Communication: a reduce-scatter per bucket in the backward of every micro-step (A T g bytes per step), then an
-all-gather of
-the new weights per bucket (T g bytes): (A + 1) T g (W-1)/W sent by each rank on a ring. Without accumulation this
-equals plain data parallelism.
-Memory per rank: 4P + 12T/W bytes, and up to three buckets of gradients in flight; at two ranks and T = P 5/8 of plain
-data parallelism.
-Predecessor (``zero1``): every rank reduces full gradients, but uses only one part.
-Source: ZeRO stage 2, Rajbhandari et al. 2020.
-
-``zero3``: weights are sharded, too; a block's weights are gathered only while it computes.
-
-Communication per micro-step: an all-gather per unit before its forward and again before its backward (the unit of
+``zero3``: per micro-step an all-gather per unit before its forward and again before its backward (the unit of
 parameters outside of blocks stays gathered in between), and a reduce-scatter per unit in backward: nearly A (2 P + T) g
-(W-1)/W sent by each rank on a ring. The next unit's weights are gathered while one computes.
-Memory per rank: (4P + 12T)/W bytes, and two or three gathered units; at two ranks and T = P 1/2 of plain data
-parallelism. All collectives are called in one order on all ranks, whatever parameters a rank's batch uses, as NCCL
-requires.
+(W-1)/W. The next unit's weights are gathered while one computes. Memory per rank: (4P + 12T)/W bytes, and two or three
+gathered units; at two ranks and T = P 1/2 of plain data parallelism. All collectives are called in one order on all
+ranks, whatever parameters a rank's batch uses, as NCCL requires. The order of gathering follows FSDP, Zhao et al. 2023.
 Predecessor (``zero2``): all weights on all ranks. Gathering the full model before forward would not reduce peak memory:
 weights must be gathered and freed block by block.
-Source: ZeRO stage 3, Rajbhandari et al. 2020; the order of gathering follows FSDP, Zhao et al. 2023.
 """
 
 from __future__ import annotations
