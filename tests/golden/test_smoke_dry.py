@@ -41,7 +41,9 @@ def shown(place: PlaceName, machine: MachineFacts, sets: tuple[str, ...]) -> str
             continue
         parts += [f"# differs from the reference: {line}" for line in ready.scaled]
         raw = spec_to_dict(ready.spec)
-        kept = {k: raw[k] for k in ("model", "strategy", "train")} | {"world": ready.asked.world if ready.asked else 0}
+        kept = {k: raw[k] for k in ("model", "strategy", "train")} | {
+            "world": ready.placement.world if ready.placement else 0
+        }
         parts.append("".join(f"# {line}\n" for line in yaml.safe_dump(kept, sort_keys=False, width=1000).splitlines()))
         if place != "local":
             run = RunDir(Path(f"/shared/runs/{ready.spec.name}-1"))

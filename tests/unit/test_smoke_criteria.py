@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from allranks.errors import SpecError
-from allranks.lab.smoke import TESTS, records, report, select_tests
+from allranks.lab.smoke import TESTS, records, report, runner, select_tests
 from allranks.lab.smoke.figures import figure_rows, state_gb_a_rank
 from allranks.lab.smoke.records import (
     CriterionResult,
@@ -29,7 +29,7 @@ from allranks.lab.smoke.records import (
     evaluate_criteria,
     read_evidence,
 )
-from allranks.lab.smoke.runner import SmokeOptions, _describe_test, _ran, placement_of, prepare_test, world_size_note
+from allranks.lab.smoke.runner import SmokeOptions, _judged, prepare_test
 from allranks.planning.planner import make_plan
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.files import write_json
@@ -341,7 +341,7 @@ def test_a_figure_that_no_run_here_can_be_held_against_says_why() -> None:
     raw = good(test, gpu=True)
     _all(raw, "model", parameters=test.parameters)
     assert {f.name for f in figure_rows(test, evidence(raw)) if f.not_comparable} == {
-        f.name for f in test.figures if f.seed is None
+        name for name, seed in test.figures.items() if seed is None
     }
     found = {f.name: f.not_comparable for f in figure_rows(test, evidence(good(test, gpu=True)))}
     assert found["parameters"] == "different model size"
@@ -360,7 +360,7 @@ def test_figures_by_their_definitions() -> None:
     seconds -= next(p["time"] for p in e.first[0] if p.get("name") == "train")
     rows = batch.micro_batch_size * 3
     raw = good(test)
-    raw["plan"]["batch"]["grad_accum"] = 3
+    raw["plan"]["batch"].update(grad_accum=3, global_batch_size=rows * e.plan.world_size)
     padded = {f.name: f.ours for f in figure_rows(test, evidence(raw))}
     assert padded["wall time"] == seconds
     assert padded["tokens per rank, with padding"] == pytest.approx(STEPS * rows * e.spec.data.max_length / seconds)
@@ -389,25 +389,25 @@ def test_figures_are_compared_only_with_their_like() -> None:
     _all(raw, "model", parameters=test.parameters)
     on_gpu = {f.name: f for f in figure_rows(test, evidence(raw))}
     assert on_gpu["training time"].not_comparable == "" and on_gpu["peak GPU memory"].ours == 0.5
-    four = {f.name: f for f in BY_NAME["04_multinode_deepspeed"].figures}
-    assert (four["samples"].seed, four["samples"].correct) == (10.7, 343.0)
+    four = BY_NAME["04_multinode_deepspeed"]
+    corrected = {f.name: f for f in figure_rows(four, evidence(good(four)))}["samples"]
+    assert (corrected.seed, corrected.correct) == (10.7, 343.0)
+
+
+def placed(name: str, place: records.PlaceName, gpus: int = 0) -> tuple[int, int, bool, list[str]]:
+    ready = prepare_test(BY_NAME[name], SmokeOptions(place=place, scale="tiny"), facts(gpus=gpus))
+    assert ready.placement is not None, ready.unable
+    return ready.placement.nodes, ready.placement.ranks, ready.placement.gpu, ready.scaled
 
 
 def test_where_a_test_can_be_run() -> None:
     four = BY_NAME["04_multinode_deepspeed"]
-    said = placement_of(four, "local", "fit", facts(), gpu=False)
-    assert isinstance(said, str) and "needs 4 nodes" in said
-    alone = placement_of(four, "local", "fit", facts(gpus=1), gpu=True)
-    assert not isinstance(alone, str) and (alone.nodes, alone.ranks, alone.gpu) == (1, 1, True)
-    box = placement_of(four, "cluster", "fit", facts(), gpu=False)
-    assert not isinstance(box, str) and (box.nodes, box.ranks) == (4, 2)
-    some = placement_of(BY_NAME["02_ddp"], "local", "fit", facts(gpus=1), gpu=True)
-    assert not isinstance(some, str) and some.ranks == 1
-    assert world_size_note(BY_NAME["02_ddp"], some) == ["1 rank on 1 node instead of 2 on 1; 1 GPUs here"]
-    whole = placement_of(BY_NAME["02_ddp"], "local", "fit", facts(gpus=8), gpu=True)
-    assert not isinstance(whole, str) and world_size_note(BY_NAME["02_ddp"], whole) == []
-    lab = placement_of(BY_NAME["08_cpu_lab"], "slurm", "fit", facts(), gpu=True)
-    assert not isinstance(lab, str) and not lab.gpu
+    assert "needs 4 nodes" in prepare_test(four, SmokeOptions(), facts()).unable
+    assert placed(four.name, "local", gpus=1)[:3] == (1, 1, True)
+    assert placed(four.name, "cluster")[:3] == (4, 2, False)
+    assert placed("02_ddp", "local", gpus=1)[3][0] == "1 rank on 1 node instead of 2 on 1; 1 GPUs here"
+    assert "instead of 2 on 1" not in placed("02_ddp", "local", gpus=8)[3][0]
+    assert not placed("08_cpu_lab", "slurm")[2]
     assert [t.name for t in select_tests(["02", "01_single"])] == ["01_single", "02_ddp"]
     assert len(select_tests(["all"])) == 8
     with pytest.raises(SpecError, match="did you mean 02_ddp"):
@@ -479,7 +479,7 @@ def test_the_report_counts_what_could_be_tested_and_escapes_what_it_shows() -> N
     assert "hf_0123456789abcdefghij" not in page
 
 
-def test_what_became_of_a_test_is_said_with_where_it_ran(tmp_path: Path) -> None:
+def test_what_became_of_a_test_is_said_with_where_it_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     test = BY_NAME["04_multinode_deepspeed"]
     ready = prepare_test(test, SmokeOptions(place="cluster", scale="tiny"), facts())
     raw = good(test, gpu=True)
@@ -488,14 +488,15 @@ def test_what_became_of_a_test_is_said_with_where_it_ran(tmp_path: Path) -> None
     states = {"passed": "passed", "not testable": "passed", "not reached": "failed", "failed": "failed"}
     for state, status in states.items():
         one = CriterionResult(key="k", title="t", state=state, measured="", threshold="", why="w")  # type: ignore[arg-type]
-        found = _ran(ready, facts(), e, [one], RunDir(tmp_path), 1.0)
+        monkeypatch.setattr(runner, "evaluate_criteria", lambda *_, result=one: [result])
+        found = _judged(ready, facts(), e, RunDir(tmp_path))
         assert found.status == status, state
         assert found.untested == (["t: w"] if state == "not testable" else [])
     assert found.setting.endswith("on CPU cores") and "8 ranks on 4 nodes" in found.setting
     assert found.hardware.endswith(", all nodes of the box on one machine")
     assert found.path == "NCCL: 8 channels by NET/IB, 8 channels by P2P"
     local = prepare_test(BY_NAME["02_ddp"], SmokeOptions(scale="tiny"), facts(gpus=8))
-    assert _describe_test(local).endswith("on GPUs")
+    assert local.setting.endswith("on GPUs")
 
 
 def test_a_climb_has_passed_only_if_something_ran() -> None:

@@ -21,7 +21,7 @@ from allranks.cli.options import (
 from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK
 
 if TYPE_CHECKING:
-    from allranks.lab.smoke.records import CriterionResult, SmokeTest, TestResult
+    from allranks.lab.smoke.records import TestResult
     from allranks.lab.smoke.runner import PreparedTest
 
 STEPS_PER_LINE = 25  # steps between two lines, as the notes have it
@@ -55,7 +55,7 @@ def smoke_command(
     its threshold. Exit code 0 only if nothing failed. Without NAMES, list the tests."""
     from allranks.lab.smoke import TESTS, select_tests
     from allranks.lab.smoke.report import as_document, write_report
-    from allranks.lab.smoke.runner import SmokeOptions, cluster_for_tests, prepare_test, report_folder, run_tests
+    from allranks.lab.smoke.runner import SmokeOptions, cluster_for_tests, prepare_test, run_tests
     from allranks.rundir.paths import make_run_root
     from allranks.utils.machine import machine_facts
 
@@ -68,18 +68,18 @@ def smoke_command(
             echo("\nrun some of them with: allranks smoke NAME...; all of them with: allranks smoke all", message=True)
         return EXIT_OK
     wanted = SmokeOptions(place=cast(Any, place), scale=cast(Any, scale), sets=sets, run_root=str(run_root))
-    tests, machine = select_tests(names), machine_facts()
-    ready = [prepare_test(test, wanted, machine) for test in tests]
+    machine = machine_facts()
+    ready = [prepare_test(test, wanted, machine) for test in select_tests(names)]
     if dry_run:
         _show_dry(ready, as_json)
         return EXIT_OK
     make_run_root(run_root)
     console = table_console(150, stderr=as_json, quiet=as_json)
     watcher = _ProgressPrinter(console)
-    nodes = max((r.asked.nodes for r in ready if r.asked), default=1)
-    with cluster_for_tests(cast(Any, place), nodes, watcher.say):
-        results = run_tests(tests, wanted, machine, watcher)
-    folder = report_folder(results, run_root)
+    nodes = max((r.placement.nodes for r in ready if r.placement), default=1)
+    with cluster_for_tests(wanted.place, nodes, watcher.say):
+        results = run_tests(ready, wanted, machine, watcher)
+    folder = run_root.absolute() / results.name
     write_report(results, folder)
     if as_json:
         print_json({**as_document(results), "report": str(folder / "smoke.html")})
@@ -105,21 +105,19 @@ class _ProgressPrinter:
         if event["event"] == "error" and not event.get("echo"):
             self.say(f"    {error_line(event)}")
 
-    def begin(self, test: SmokeTest, setting: str, scaled: list[str]) -> None:
-        self._console.print(f"\n[bold]{test.name}[/bold] {escape(test.title)}", highlight=False)
-        if setting:
-            self.say(f"  {setting}")
-        for line in scaled:
+    def begin(self, ready: PreparedTest) -> None:
+        self._console.print(f"\n[bold]{ready.test.name}[/bold] {escape(ready.test.title)}", highlight=False)
+        if ready.setting:
+            self.say(f"  {ready.setting}")
+        for line in ready.scaled:
             self.say(f"  differs from the reference: {line}")
 
-    def judged(self, criterion: CriterionResult) -> None:
+    def end(self, result: TestResult) -> None:
         from allranks.lab.smoke.report import criterion_line
 
-        self._console.print(criterion_line(criterion), highlight=False, soft_wrap=True)
-
-    def end(self, result: TestResult) -> None:
-        what = f": {result.message}" if result.message else ""
-        self.say(f"  {result.status}{what}")
+        for judged in result.criteria:
+            self._console.print(criterion_line(judged), highlight=False, soft_wrap=True)
+        self.say(f"  {result.status}{f': {result.message}' if result.message else ''}")
 
 
 def _show(console: SafeConsole, results: Any, folder: Path) -> None:
@@ -143,27 +141,22 @@ def _show_dry(ready: list[PreparedTest], as_json: bool) -> None:
     from allranks.launch.preview import PreparedRun
     from allranks.spec import spec_to_dict, spec_to_yaml
 
+    scripts = [PreparedRun(r.spec).batch_script if r.spec else None for r in ready]
     if as_json:
-        print_json(
+        rows = [
             {
-                "tests": [
-                    {
-                        "name": r.test.name,
-                        "unable": r.unable or None,
-                        "scaled": r.scaled,
-                        "spec": spec_to_dict(r.spec) if r.spec else None,
-                        "batch_script": PreparedRun(r.spec).batch_script if r.spec else None,
-                    }
-                    for r in ready
-                ]
+                "name": r.test.name,
+                "unable": r.unable or None,
+                "scaled": r.scaled,
+                "spec": spec_to_dict(r.spec) if r.spec else None,
+                "batch_script": script,
             }
-        )
+            for r, script in zip(ready, scripts, strict=True)
+        ]
+        print_json({"tests": rows})
         return
-    for r in ready:
+    for r, script in zip(ready, scripts, strict=True):
         echo(f"# {r.test.name}: {r.test.title}")
-        if r.spec is None:
-            echo(f"# not run: {r.unable}\n")
-            continue
         for line in r.scaled:
             echo(f"# differs from the reference: {line}")
-        echo(PreparedRun(r.spec).batch_script or spec_to_yaml(r.spec))
+        echo(f"# not run: {r.unable}\n" if r.spec is None else script or spec_to_yaml(r.spec))

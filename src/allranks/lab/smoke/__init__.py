@@ -1,8 +1,8 @@
 """Smoke tests: eight small trainings that check an installation, with explicit criteria.
 
-tests.yaml    the tests, in order: spec, criteria and figures of the field notes; definitions of the figures
+tests.yaml    the tests, in order: spec, criteria and figures of the field notes
 criteria.py   the criteria, by key
-figures.py    measured figures beside those of the field notes
+figures.py    the figures: their definitions, measured beside those of the field notes
 sizes.py      the spec of a test for a machine
 records.py    records of tests and results; a run folder as one frozen record; evaluation of criteria
 runner.py     runs the tests on this machine, through Slurm, or in the cluster in a box
@@ -19,18 +19,18 @@ import yaml
 
 from allranks.errors import SpecError
 from allranks.lab.smoke.criteria import criterion_of
-from allranks.lab.smoke.records import Figure, SmokeTest
+from allranks.lab.smoke.records import SmokeTest
 from allranks.utils.text import did_you_mean
 
 
 def _test_of(entry: dict[str, Any]) -> SmokeTest:
     keys = [key for item in entry["criteria"] for key in (item if isinstance(item, list) else [item])]
-    figures = tuple(Figure(**{**_DATA["figures"][figure["name"]], **figure}) for figure in entry["figures"])
-    return SmokeTest(**{**entry, "criteria": tuple(map(criterion_of, keys)), "figures": figures})
+    return SmokeTest(**{**entry, "criteria": tuple(map(criterion_of, keys))})
 
 
-_DATA = yaml.safe_load((resources.files(__name__) / "tests.yaml").read_text("utf-8"))
-TESTS: tuple[SmokeTest, ...] = tuple(map(_test_of, _DATA["tests"]))
+TESTS: tuple[SmokeTest, ...] = tuple(
+    map(_test_of, yaml.safe_load((resources.files(__name__) / "tests.yaml").read_text("utf-8"))["tests"])
+)
 
 
 def select_tests(names: Sequence[str]) -> list[SmokeTest]:

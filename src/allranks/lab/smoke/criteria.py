@@ -1,4 +1,4 @@
-"""Criteria that several smoke tests share: rendezvous, strategy, training steps, checkpoints.
+"""Criteria of the smoke tests, by the keys in tests.yaml.
 
 Each criterion is a function of a run's records; for each, a unit test shows that it can fail. It returns what it
 measured and whether that is right; `NotReached` (raised by `Evidence.every`, too) says that the run ended before it
@@ -8,7 +8,9 @@ could be measured, and `NotTestable` that this machine lacks a requirement.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,8 +18,10 @@ import msgspec
 from allranks.lab.smoke.records import Criterion, Evidence, Measured, NotReached, NotTestable, n_ranks
 
 CRITERIA: dict[str, Criterion] = {}
-"""Every criterion that tests.yaml names, by its key."""
 Judge = Callable[..., Measured]
+LOSS_TOLERANCE = 1e-6  # relative; shares are added in another order than in the all-reduce
+SAVE_LIMIT_S = 10.0  # the time in the notes
+ARTIFACTS = ("config.json", "model.safetensors", "tokenizer.json")
 
 
 def criterion(key: str, title: str, threshold: str, *, late: bool = False) -> Callable[[Judge], Judge]:
@@ -38,89 +42,76 @@ def criterion(key: str, title: str, threshold: str, *, late: bool = False) -> Ca
 def criterion_of(entry: str | dict[str, Any]) -> Criterion:
     """Return the criterion of an entry of tests.yaml."""
     fields = {"key": entry} if isinstance(entry, str) else entry
-    known = CRITERIA[fields.get("judge", fields["key"])]
     own = {name: fields[name] for name in ("key", "title", "args") if name in fields}
-    return msgspec.structs.replace(known, **own)
+    return msgspec.structs.replace(CRITERIA[fields.get("judge", fields["key"])], **own)
 
 
-def is_finite(value: Any) -> bool:
+def _is_finite(value: Any) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
+def _listed(values: Any) -> str:
+    return ", ".join(map(str, values))
+
+
 @criterion("gpu", "GPU detected on every rank", "a GPU on every rank, none shared")
-def own_gpu(e: Evidence) -> Measured:
-    """Check that every rank has its own GPU on its node."""
+def _gpu(e: Evidence) -> Measured:
     if e.plan.device != "cuda":
         raise NotTestable("no GPU here: the ranks ran on CPU cores")
-    models, starts = e.every("model"), e.last("start")
-    places = {(starts[r]["host"], starts[r]["local_rank"]) for r in models if r in starts}
-    names = sorted({str(m["device"]) for m in models.values()})
-    return Measured(len(places) == len(e.ranks) and "cpu" not in names, f"{len(places)} GPUs: {', '.join(names)}")
+    names = sorted({str(m["device"]) for m in e.every("model").values()})
+    places = {(s["host"], s["local_rank"]) for s in e.every("start").values()}
+    return Measured(len(places) == len(e.ranks) and "cpu" not in names, f"{len(places)} GPUs: {_listed(names)}")
 
 
 @criterion("torch", "One version of PyTorch", "one version of torch on every rank")
-def versions(e: Evidence) -> Measured:
-    """Check that all ranks import one version of torch."""
-    models = e.every("model")
-    versions = sorted({str(m["torch"]) for m in models.values()})
-    return Measured(len(versions) == 1, f"{', '.join(versions)} on {len(models)} of {len(e.ranks)} ranks")
+def _torch(e: Evidence) -> Measured:
+    versions = sorted({str(m["torch"]) for m in e.every("model").values()})
+    return Measured(len(versions) == 1, f"{_listed(versions)} on {n_ranks(len(e.ranks))}")
 
 
 @criterion("world", "Ranks form one group", "{ranks} in one group")
-def world(e: Evidence) -> Measured:
-    """Check that all planned ranks form one group, by communication in the group and not from variables."""
+def _world(e: Evidence) -> Measured:
+    """Judge by the proof, which is communication in the group, and not by variables."""
     size, starts, proofs = len(e.ranks), e.last("start"), e.last("proof")
     if len(proofs) == size and all(p["world_size"] == size for p in proofs.values()):
         return Measured(True, f"{n_ranks(size)}, verified at step 0")
     if missing := [r for r in e.ranks if r not in starts]:
-        return Measured(
-            False, f"{len(starts)} of {size} ranks started", f"missing: rank {', '.join(map(str, missing))}"
-        )
-    for error in e.last("error").values():
-        if "ranks were planned" in str(error["message"]):
-            return Measured(False, "another number of ranks answered", str(error["message"]))
+        return Measured(False, f"{len(starts)} of {size} ranks started", f"missing: rank {_listed(missing)}")
+    if message := e.error("ranks were planned"):
+        return Measured(False, "another number of ranks answered", message)
     raise NotReached
 
 
 @criterion("nodes", "Ranks on all nodes", "{nodes}, {ranks}")
-def nodes(e: Evidence) -> Measured:
-    """Check that ranks ran on as many hosts as planned."""
+def _nodes(e: Evidence) -> Measured:
     if len(e.plan.nodes) == 1:
         raise NotTestable("ran on one node here")
-    starts = e.every("start")
-    hosts = sorted({str(s["host"]) for s in starts.values()})
-    return Measured(len(hosts) == len(e.plan.nodes), f"{len(hosts)} nodes ({', '.join(hosts)}), {n_ranks(len(starts))}")
+    hosts = sorted({str(s["host"]) for s in e.every("start").values()})
+    return Measured(len(hosts) == len(e.plan.nodes), f"{len(hosts)} nodes ({_listed(hosts)}), {n_ranks(len(e.ranks))}")
 
 
 @criterion("transport", "", "only {args} within a node")
-def transport(e: Evidence, *wanted: str, across: bool = False) -> Measured:
-    """Check NCCL's log: every channel uses one of these transports. `across`: only channels between nodes count, else
-    those inside a node."""
+def _transport(e: Evidence, *wanted: str, across: bool = False) -> Measured:
+    """Check the channels in NCCL's log: those between nodes with `across`, else those inside a node."""
     if e.plan.procs_per_node == 1 and (not across or len(e.plan.nodes) == 1):
         raise NotTestable("a node with one rank opens no channel within")
-    ways: dict[str, int] = {}
-    for found in e.ways.values():
-        for way, count in found.items():
-            if len(e.plan.nodes) == 1 or way.startswith("NET") == across:
-                ways[way] = ways.get(way, 0) + count
+    one_node = len(e.plan.nodes) == 1
+    ways = {way: n for way, n in e.channels.items() if one_node or way.startswith("NET") == across}
     if not ways and e.plan.backend != "nccl":
         raise NotTestable("no NCCL here: the ranks used gloo, whose log contains no transport")
     if not ways:
         raise NotReached
     other = [way for way in ways if not way.startswith(wanted)]
-    shown = ", ".join(f"{count} x {way}" for way, count in sorted(ways.items()))
-    return Measured(not other, shown, f"{', '.join(other)} was not expected" if other else "")
+    shown = _listed(f"{count} x {way}" for way, count in sorted(ways.items()))
+    return Measured(not other, shown, f"{_listed(other)} was not expected" if other else "")
 
 
-@criterion("across", "", "only {args} between nodes")
-def transport_between_nodes(e: Evidence, *wanted: str) -> Measured:
-    """Check the transport of channels between nodes."""
-    return transport(e, *wanted, across=True)
+criterion("across", "", "only {args} between nodes")(partial(_transport, across=True))
 
 
 @criterion("network", "Connections between the nodes as decided", "on each node the chosen network")
-def network_matches_policy(e: Evidence) -> Measured:
-    """Check that the ranks used the network chosen for each node before the start: NCCL's network, gloo's interface."""
+def _network(e: Evidence) -> Measured:
+    """Compare with the network chosen for each node before the start: NCCL's network, gloo's interface."""
     seen = e.metrics.get("network") or {}
     if not e.metrics:
         raise NotReached
@@ -131,20 +122,17 @@ def network_matches_policy(e: Evidence) -> Measured:
 
 
 @criterion("barriers", "Barriers complete without timeout", "{ranks} passed the last barrier, no timeout", late=True)
-def barriers(e: Evidence) -> Measured:
-    """Check that all collectives completed in time, and that every rank passed the last barrier before its ``done``."""
-    for error in e.last("error").values():
-        message = str(error["message"])
-        if "timeout" in message.lower() and "checkpoint" not in message:
-            return Measured(False, f"rank {error['rank']} timed out", message[:200])
+def _barriers(e: Evidence) -> Measured:
+    message = e.error("timeout")
+    if message and "checkpoint" not in message:  # which is the fault of the save
+        return Measured(False, "a collective timed out", message)
     if len(done := e.in_phase("done")) < len(e.ranks):
         raise NotReached
     return Measured(True, f"{n_ranks(len(done))}, no timeout")
 
 
 @criterion("wrapper", "", "{args} on {ranks}")
-def strategy_built(e: Evidence, strategy: str) -> Measured:
-    """Check that every rank has set up the strategy on its model."""
+def _wrapper(e: Evidence, strategy: str) -> Measured:
     if e.plan.strategy != strategy:
         return Measured(False, e.plan.strategy)
     if len(ready := e.in_phase("prove")) < len(e.ranks):
@@ -153,8 +141,7 @@ def strategy_built(e: Evidence, strategy: str) -> Measured:
 
 
 @criterion("zero", "ZeRO stage 1, optimizer state sharded", "stage 1; each of {ranks} holds 1/{size} of the state")
-def zero_stage_1(e: Evidence) -> Measured:
-    """Check that the engine's configuration has the stage, and the ranks have equal shards of the optimizer state."""
+def _zero(e: Evidence) -> Measured:
     held = [end["state_elements"] for end in e.every("end").values()]
     if not e.engine:
         raise NotReached
@@ -166,29 +153,25 @@ def zero_stage_1(e: Evidence) -> Measured:
 
 
 @criterion("engine", "DeepSpeed's engine created", "DeepSpeed's engine on {ranks}")
-def engine(e: Evidence) -> Measured:
-    """Check that DeepSpeed's engine was created on every rank."""
-    engines = e.every("engine")
-    names = sorted({f"{x['engine']} {x['version']}" for x in engines.values()})
-    return Measured(len(names) == 1, f"{', '.join(names)} on {len(engines)}")
+def _engine(e: Evidence) -> Measured:
+    names = sorted({f"{x['engine']} {x['version']}" for x in e.every("engine").values()})
+    return Measured(len(names) == 1, f"{_listed(names)} on {len(e.ranks)}")
 
 
 @criterion("bf16", "bfloat16 enabled and working", "weights bfloat16, inputs bfloat16")
-def bf16(e: Evidence) -> Measured:
-    """Check that weights and inputs are bfloat16."""
+def _bf16(e: Evidence) -> Measured:
     if not (batches := e.last("batch")):
         raise NotReached
     weights = sorted({w for b in batches.values() for w in b["weights"]})
     inputs = sorted({b["dtype"] for b in batches.values()})
     wanted = ["bfloat16"]
     why = "" if inputs == wanted else "layers need inputs with the dtype of their weights"
-    return Measured(weights == wanted == inputs, f"weights {', '.join(weights)}, inputs {', '.join(inputs)}", why)
+    return Measured(weights == wanted == inputs, f"weights {_listed(weights)}, inputs {_listed(inputs)}", why)
 
 
 @criterion("jit", "FusedAdam compiled, its time separate", "FusedAdam, compiled outside of the steps")
-def fused_adam(e: Evidence) -> Measured:
-    """Check that DeepSpeed compiled its fused optimizer, if the spec names it; its start-up time is separate from the
-    steps."""
+def _jit(e: Evidence) -> Measured:
+    """Check that DeepSpeed compiled its fused optimizer, if the spec names it."""
     if e.plan.device != "cuda":
         raise NotTestable("FusedAdam is a CUDA kernel; here torch's AdamW runs inside DeepSpeed")
     if e.engine and "optimizer" not in e.engine:
@@ -196,9 +179,8 @@ def fused_adam(e: Evidence) -> Measured:
     engine = e.last("engine").get(0, {})
     if "optimizer" not in engine:
         raise NotReached
-    return Measured(
-        engine["optimizer"] == "FusedAdam", f"{engine['optimizer']}, started in {engine['initialize_s']:.1f} s"
-    )
+    optimizer = engine["optimizer"]
+    return Measured(optimizer == "FusedAdam", f"{optimizer}, started in {engine['initialize_s']:.1f} s")
 
 
 @criterion(
@@ -206,70 +188,57 @@ def fused_adam(e: Evidence) -> Measured:
     "LoRA: only adapters trained and published",
     "less than 10 % trained; adapter_model.safetensors and no other file published",
 )
-def adapters_only(e: Evidence) -> Measured:
-    """Check LoRA: a small part is trained, and the published weights are the adapter's."""
+def _lora(e: Evidence) -> Measured:
     model = e.last("model").get(0)
     if not model or e.step is None:
         raise NotReached
     share = model["parameters_trained"] / model["parameters"]
     published = [n for n in e.files if n.endswith(".safetensors") and "/" not in n]
     ok = share < 0.1 and published == ["adapter_model.safetensors"]
-    return Measured(ok, f"{share:.2%} trained; {', '.join(published)}")
+    return Measured(ok, f"{share:.2%} trained; {_listed(published)}")
 
 
 @criterion("data", "Each rank trains its own rows", "rows disjoint and complete over {ranks}")
-def disjoint_rows(e: Evidence) -> Measured:
-    """Check that the ranks' rows were disjoint and complete, and each rank trained its own rows."""
+def _data(e: Evidence) -> Measured:
     proofs = list(e.every("proof").values())
     return Measured(all(p["data_disjoint"] for p in proofs), f"{proofs[0]['rows_checked']:,} rows checked")
 
 
-def _computes(e: Evidence, sign: str) -> Measured:
-    """Check that a part of a step ran on every rank, by a figure that only it gives, and with a finite loss."""
+def _computes(e: Evidence, on_gpu: str, on_cpu: str) -> Measured:
+    """Check that a part of a step ran on every rank, by a figure that only it gives, and with a finite loss.
+
+    The parts have times on a CPU only. On a GPU a loss shows a forward pass, and a norm of gradients a backward pass.
+    """
+    sign = on_gpu if e.plan.device == "cuda" else on_cpu
     steps = e.events("step")
-    ran = [r for r, s in steps.items() if any(is_finite(x.get(sign)) and x[sign] > 0 for x in s)]
-    for error in e.last("error").values():
-        if "not finite" in str(error["message"]):
-            return Measured(False, "a loss that is not finite", str(error["message"])[:200])
+    ran = [r for r, s in steps.items() if any(_is_finite(x.get(sign)) and x[sign] > 0 for x in s)]
+    if message := e.error("not finite"):
+        return Measured(False, "a loss that is not finite", message)
     if len(ran) < len(e.ranks):
         raise NotReached
-    return Measured(all(is_finite(x["loss"]) for s in steps.values() for x in s), f"on {n_ranks(len(ran))}")
+    return Measured(all(_is_finite(x["loss"]) for s in steps.values() for x in s), f"on {n_ranks(len(ran))}")
 
 
-# The parts of a step have times on a CPU only. On a GPU a loss shows a forward pass, and a norm of gradients a backward
-# pass.
-@criterion("forward", "Forward pass on every rank", "on {ranks}, loss finite")
-def forward(e: Evidence) -> Measured:
-    """Check that the forward pass ran on every rank."""
-    return _computes(e, "loss" if e.plan.device == "cuda" else "forward_s")
-
-
-@criterion("backward", "Backward pass on every rank", "on {ranks}, loss finite")
-def backward(e: Evidence) -> Measured:
-    """Check that the backward pass ran on every rank."""
-    return _computes(e, "grad_norm" if e.plan.device == "cuda" else "backward_s")
+for _name, _signs in {"forward": ("loss", "forward_s"), "backward": ("grad_norm", "backward_s")}.items():
+    criterion(_name, f"{_name.capitalize()} pass on every rank", "on {ranks}, loss finite")(
+        partial(_computes, on_gpu=_signs[0], on_cpu=_signs[1])
+    )
 
 
 @criterion("sync", "Gradients synchronised", "one hash of the weights on {ranks} after the last step")
-def synchronised(e: Evidence) -> Measured:
-    """Check that every rank has the same hash of the weights after the last step: gradients were averaged."""
-    ends = e.every("end")
-    hashes = {end["weights_hash"] for end in ends.values()}
+def _sync(e: Evidence) -> Measured:
+    hashes = {end["weights_hash"] for end in e.every("end").values()}
     if hashes == {None}:
         return Measured(True, "each weight exists once, sharded over the ranks")
-    return Measured(len(hashes) == 1, f"{len(hashes)} hash{'es' * (len(hashes) > 1)} on {n_ranks(len(ends))}")
+    return Measured(len(hashes) == 1, f"{len(hashes)} hash{'es' * (len(hashes) > 1)} on {n_ranks(len(e.ranks))}")
 
 
 @criterion("steps", "All training steps complete", "{steps} steps")
-def steps_done(e: Evidence) -> Measured:
-    """Check that every rank has done all optimizer steps."""
+def _steps(e: Evidence) -> Measured:
     least = min(s["step"] for s in e.every("step").values())
     if not e.steps or (least < e.steps and e.last("error")):
         raise NotReached
     return Measured(least == e.steps, f"{least} steps on every rank")
-
-
-LOSS_TOLERANCE = 1e-6  # relative; shares are added in another order than in the all-reduce
 
 
 @criterion(
@@ -277,15 +246,14 @@ LOSS_TOLERANCE = 1e-6  # relative; shares are added in another order than in the
     "Loss aggregated over the ranks",
     f"equal on {{ranks}}, and the sum of their parts within {LOSS_TOLERANCE:g}",
 )
-def loss_aggregated(e: Evidence) -> Measured:
-    """Check that every rank logs the same loss, and that it is the sum of the ranks' parts."""
+def _loss(e: Evidence) -> Measured:
     e.every("step")
     steps = {r: {x["step"]: x for x in s} for r, s in e.events("step").items()}
     common = sorted(set.intersection(*(set(s) for s in steps.values())))
     for number in common:
         losses = [s[number]["loss"] for s in steps.values()]
         shares = [s[number]["loss_share"] for s in steps.values()]
-        if not all(map(is_finite, [*losses, *shares])):
+        if not all(map(_is_finite, [*losses, *shares])):
             raise NotReached
         if len(set(losses)) > 1:
             apart = f"step {number}: {min(losses):.6g} to {max(losses):.6g}"
@@ -299,9 +267,8 @@ def loss_aggregated(e: Evidence) -> Measured:
 
 
 @criterion("batch", "Batch size product correct", "{batch} rows per step")
-def batch_product(e: Evidence) -> Measured:
-    """Check micro x ranks x accumulation = global, in the plan, in the engine's configuration, and in the ranks'
-    batches."""
+def _batch(e: Evidence) -> Measured:
+    """Check micro x ranks x accumulation = global, in the plan, the engine's configuration, and the ranks' batches."""
     plan = e.plan.batch
     assert plan is not None
     product = plan.micro_batch_size * len(e.ranks) * plan.grad_accum
@@ -309,57 +276,49 @@ def batch_product(e: Evidence) -> Measured:
     engines = e.engine.get("train_batch_size", plan.global_batch_size)
     seen = {"planned": plan.global_batch_size, "engine": engines, "first batches": rows}
     if e.spec.data is not None and e.spec.data.source == "builtin:noise":  # where a row counts as one token
-        by_step: dict[int, int] = {}
+        by_step: Counter[int] = Counter()
         for step in (s for steps in e.events("step").values() for s in steps):
-            by_step[step["step"]] = by_step.get(step["step"], 0) + step["tokens"] // step.get("steps", 1)
+            by_step[step["step"]] += step["tokens"] // step.get("steps", 1)
         if by_step:
             seen["trained"] = max(by_step.values(), key=lambda n: abs(n - plan.global_batch_size))
     wrong = [f"{name} {n}" for name, n in seen.items() if n != product]
-    return Measured(not wrong, f"{seen.get('trained', rows)} rows per step", ", ".join(wrong))
+    return Measured(not wrong, f"{seen.get('trained', rows)} rows per step", _listed(wrong))
 
 
 @criterion("race", "Rows prepared once, without a race", "built by at most one rank, read by all")
-def prepared_once(e: Evidence) -> Measured:
-    """Check that one rank per cache builds the data, and the others wait for it or find it: no race."""
-    events = e.every("data").values()
-    built = sum(d["how"] in ("built", "rebuilt") for d in events)
-    return Measured(built <= 1, f"{built} built, {len(events) - built} read")
+def _race(e: Evidence) -> Measured:
+    built = sum(d["how"] in ("built", "rebuilt") for d in e.every("data").values())
+    return Measured(built <= 1, f"{built} built, {len(e.ranks) - built} read")
 
 
 @criterion("metrics", "Throughput written", "tokens_per_s in metrics.json")
-def throughput_written(e: Evidence) -> Measured:
-    """Check that metrics.json has a throughput over all ranks."""
+def _metrics(e: Evidence) -> Measured:
     rate = e.metrics.get("tokens_per_s")
     if not e.metrics or (rate is None and e.metrics.get("status") != "succeeded"):
         raise NotReached
-    fine = rate is not None and is_finite(rate) and rate > 0
-    return Measured(fine, f"{rate or 0:,.1f} tokens/s over all ranks")
+    rate = rate or 0.0
+    return Measured(_is_finite(rate) and rate > 0, f"{rate:,.1f} tokens/s over all ranks")
 
 
 @criterion("save", "Checkpoint saved by all ranks", "written by {ranks}, every file hash correct")
-def saved(e: Evidence) -> Measured:
-    """Check that every rank took part in the save, and that the published checkpoint was verified as complete."""
+def _save(e: Evidence) -> Measured:
     began, size = e.in_phase("save"), len(e.ranks)
     if not began or len(e.last("start")) < size:  # another criterion reports a missing rank
         raise NotReached
     if len(began) < size:
-        only = f"rank {', '.join(map(str, began))} alone called a collective save"
+        only = f"rank {_listed(began)} alone called a collective save"
         return Measured(False, f"{len(began)} of {size} ranks took part", only)
-    for error in e.last("error").values():
-        if error.get("type") == "CheckpointError":
-            return Measured(False, "not published", str(error["message"])[:300])
+    if message := e.error("", kind="CheckpointError"):
+        return Measured(False, "not published", message)
     wrote, total = e.every("checkpoint"), sum(e.files.values())
     if e.step is None:
         raise NotReached
-    return Measured(
-        e.damage is None, f"{len(e.files)} files, {total:,} bytes, by {n_ranks(len(wrote))}", e.damage or ""
-    )
+    shown = f"{len(e.files)} files, {total:,} bytes, by {n_ranks(len(wrote))}"
+    return Measured(e.damage is None, shown, e.damage or "")
 
 
 @criterion("state", "Optimizer state of every rank saved", "the complete state, in the shards of {ranks}")
-def state_files(e: Evidence) -> Measured:
-    """Check that the checkpoint contains the optimizer state of every rank, and that the parts add up to the complete
-    state."""
+def _state(e: Evidence) -> Measured:
     state = [n for name, n in e.files.items() if name.startswith("state/") and name.endswith(".safetensors")]
     e.every("end")
     if e.step is None:
@@ -372,16 +331,15 @@ def state_files(e: Evidence) -> Measured:
 
 
 @criterion("reload", "Checkpoint reloaded", "loaded by {ranks}, weights unchanged, next step done")
-def reloaded(e: Evidence) -> Measured:
+def _reload(e: Evidence) -> Measured:
     """Check that a second attempt loaded it on every rank with the weights of the last step, and continued training."""
     size = len(e.ranks)
     resumed, proofs, steps = (e.last(kind, again=True) for kind in ("resume", "proof", "step"))
     if not e.again or len(e.last("start")) < size:
         raise NotReached
-    if len(resumed) < size or len(proofs) < size or len(steps) < size:
-        why = next((str(x["message"])[:200] for x in e.last("error", again=True).values()), e.message)
-        return Measured(False, f"{len(resumed)} of {size} ranks loaded it", why)
-    before, after = ({x["weights_hash"] for x in found.values()} for found in (e.last("end"), proofs))
+    if min(map(len, (resumed, proofs, steps))) < size:
+        return Measured(False, f"{len(resumed)} of {size} ranks loaded it", e.error("", again=True) or e.message)
+    before, after = ({x["weights_hash"] for x in events.values()} for events in (e.last("end"), proofs))
     # None: sharded; that attempt's own check compares the files' hashes on all ranks
     as_saved = len(after) == 1 and (None in before or after <= before)
     same = as_saved and {r["from_step"] for r in resumed.values()} == {w["step"] for w in e.last("checkpoint").values()}
@@ -393,32 +351,26 @@ def reloaded(e: Evidence) -> Measured:
     "Evaluation: same rows, one collective, plausible perplexity",
     "same targets each time, 1 collective, perplexity from 1 to twice the vocabulary",
 )
-def evaluation(e: Evidence) -> Measured:
-    """Check that each evaluation has the same targets, communicates once, and gives a plausible perplexity."""
+def _eval(e: Evidence) -> Measured:
     evals = e.events("eval").get(0, [])
     if len(evals) < 2:
         raise NotReached
     targets, collectives = {x["targets"] for x in evals}, {x["collectives"] for x in evals}
     values, limit = [x["perplexity"] for x in evals], 2 * e.last("data")[0]["vocab_size"]
-    fine = all(is_finite(v) and 1 <= v < limit for v in values)
+    fine = all(_is_finite(v) and 1 <= v < limit for v in values)
     shown = " -> ".join("-" if v is None else f"{v:.1f}" for v in values)
     counted = f"{len(evals)} times, {'/'.join(map(str, sorted(targets)))} targets"
     return Measured(fine and len(targets) == 1 and collectives == {1}, f"{counted}, perplexity {shown}")
 
 
-SAVE_LIMIT_S = 10.0  # the time in the notes
-
-
 @criterion("quick", "Checkpoint takes seconds, not minutes", f"at most {SAVE_LIMIT_S:g} s")
-def save_is_quick(e: Evidence) -> Measured:
-    """Check that training pauses for a checkpoint no longer than for the weights-only one of the notes."""
+def _quick(e: Evidence) -> Measured:
     slowest = max(float(x["seconds"]) for x in e.every("checkpoint").values())
     return Measured(slowest <= SAVE_LIMIT_S, f"{slowest:.2f} s")
 
 
 @criterion("preflight", "Preflight: every node sees project and packages", "proj=ok pkgs=ok on {nodes}")
-def preflight(e: Evidence) -> Measured:
-    """Check that every node sees the project and the packages."""
+def _preflight(e: Evidence) -> Measured:
     lines = [line for line in e.preflight if "proj=" in line]
     if not lines:
         raise NotReached
@@ -427,22 +379,16 @@ def preflight(e: Evidence) -> Measured:
 
 
 @criterion("banner", "Every rank prints its number and the world size", "[RANK 0..{last}] WORLD_SIZE={size}")
-def rank_banners(e: Evidence) -> Measured:
-    """Check that every rank's log starts with its number and the world size."""
-    size = len(e.ranks)
+def _banner(e: Evidence) -> Measured:
     if not e.heads:
         raise NotReached
-    ranks = [r for r, text in e.heads.items() if f"[RANK {r}] WORLD_SIZE={size} " in text]
-    return Measured(len(ranks) == size, f"{len(ranks)} ranks print it")
-
-
-ARTIFACTS = ("config.json", "model.safetensors", "tokenizer.json")
+    ranks = [r for r, text in e.heads.items() if f"[RANK {r}] WORLD_SIZE={len(e.ranks)} " in text]
+    return Measured(len(ranks) == len(e.ranks), f"{len(ranks)} ranks print it")
 
 
 @criterion("artifacts", "Model, configuration and tokenizer saved", ", ".join(ARTIFACTS))
-def artifacts(e: Evidence) -> Measured:
-    """Check the files that the lab's hand-out lists."""
+def _artifacts(e: Evidence) -> Measured:
     if e.step is None:
         raise NotReached
     missing = [name for name in ARTIFACTS if name not in e.files]
-    return Measured(not missing, f"{len(ARTIFACTS) - len(missing)} of {len(ARTIFACTS)} exist", ", ".join(missing))
+    return Measured(not missing, f"{len(ARTIFACTS) - len(missing)} of {len(ARTIFACTS)} exist", _listed(missing))

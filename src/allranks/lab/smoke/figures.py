@@ -1,102 +1,95 @@
-"""Define and measure the figures of the smoke tests. Pure.
-
-A figure is shown next to that of the field notes, with the same definition; if they are not comparable, the reason is
-given.
-"""
+"""Measure the figures of the smoke tests with the definitions of the field notes, so that both can be compared. Pure."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from typing import NamedTuple
 
-from allranks.lab.smoke.records import Evidence, Figure, FigureRow, SmokeTest
+from allranks.lab.smoke.records import Evidence, FigureRow, SmokeTest
+
+Measure = Callable[[Evidence], float | None]
+
+
+class Definition(NamedTuple):
+    """How a figure is measured. ``depends``: GPUs are only compared with GPUs (hardware), equal models (size) and
+    numbers of ranks with each other."""
+
+    measure: Measure
+    unit: str
+    text: str
+    depends: str = "hardware size ranks"
 
 
 def figure_rows(test: SmokeTest, e: Evidence) -> list[FigureRow]:
-    """Return all figures of a test."""
-    shown = [name for name in FigureRow.__struct_fields__ if name not in ("ours", "not_comparable")]
-    return [
-        FigureRow(
-            **{name: getattr(f, name) for name in shown},
-            ours=MEASURED[f.measure](e) if f.measure in MEASURED else value_at(e, f.measure),
-            not_comparable=_why_not(f, test, e),
-        )
-        for f in test.figures
-    ]
+    """Return all figures of a test; in tests.yaml each has the value of the notes, and what corrects it."""
+    rows = []
+    for name, value in test.figures.items():
+        known, notes = FIGURES[name], value if isinstance(value, dict) else {"seed": value}
+        why = _why_not(known.depends, test, e) if notes["seed"] is not None else "the notes give no value"
+        measured = known.measure(e)
+        row = FigureRow(name=name, unit=known.unit, definition=known.text, ours=measured, not_comparable=why, **notes)
+        rows.append(row)
+    return rows
 
 
-def value_at(e: Evidence, place: str) -> float | None:
-    """Return a value of metrics.json (``metrics.epoch_s``) or of the last event of a kind of rank 0
-    (``eval.seconds``)."""
-    kind, _, key = place.partition(".")
-    return (e.metrics if kind == "metrics" else e.last(kind).get(0, {})).get(key)
-
-
-def _why_not(f: Figure, test: SmokeTest, e: Evidence) -> str:
-    if f.seed is None:
-        return "the notes give no value"
+def _why_not(depends: str, test: SmokeTest, e: Evidence) -> str:
     reasons = []
-    if "hardware" in f.depends and e.plan.device != "cuda":
+    if "hardware" in depends and e.plan.device != "cuda":
         reasons.append("different hardware")
-    if "size" in f.depends and test.parameters is not None and value_at(e, "model.parameters") != test.parameters:
+    if "size" in depends and test.parameters not in (None, _last("model", "parameters")(e)):
         reasons.append("different model size")
-    if "ranks" in f.depends and len(e.ranks) != test.nodes * test.ranks:
+    if "ranks" in depends and len(e.ranks) != test.nodes * test.ranks:
         reasons.append(f"{len(e.ranks)} ranks instead of {test.nodes * test.ranks}")
     return "; ".join(reasons)
 
 
-def global_batch(e: Evidence) -> float | None:
-    """Return the rows of one optimizer step over all ranks."""
-    return e.plan.batch.global_batch_size if e.plan.batch else None
+def _last(kind: str, key: str) -> Measure:
+    """Return the measure of a value of the last event of a kind of rank 0."""
+    return lambda e: e.last(kind).get(0, {}).get(key)
 
 
-def training_time(e: Evidence) -> float | None:
-    """Return the seconds of all steps, including the first."""
+def _batch(e: Evidence) -> int:
+    return e.plan.batch.global_batch_size if e.plan.batch else 0
+
+
+def _training_s(e: Evidence) -> float | None:
     return sum(e.step_times_s) or None
 
 
-def steps_per_s(e: Evidence) -> float | None:
-    """Return all steps over the seconds of all steps, including warm-up, as in the notes."""
-    seconds = training_time(e)
+def _steps_per_s(e: Evidence) -> float | None:
+    seconds = _training_s(e)
     return len(e.step_times_s) / seconds if seconds else None
 
 
-def samples_per_s(e: Evidence) -> float | None:
-    """Return batch rows over all ranks per second."""
-    rate, batch = steps_per_s(e), global_batch(e)
-    return rate * batch if rate and batch else None
+def _samples_per_s(e: Evidence) -> float | None:
+    return (_steps_per_s(e) or 0) * _batch(e) or None
 
 
-def warm_samples_per_s(e: Evidence) -> float | None:
-    """Return batch rows over all ranks by the median of the steps after the first five."""
-    times, batch = e.step_times_s[5:], global_batch(e)
-    return batch / statistics.median(times) if times and batch else None
+def _warm_samples_per_s(e: Evidence) -> float | None:
+    times = e.step_times_s[5:]
+    return _batch(e) / statistics.median(times) if times else None
 
 
-def first_step(e: Evidence) -> float | None:
-    """Return the seconds of the first step beyond the median: compilation, first allocations, first connections."""
+def _first_step_s(e: Evidence) -> float | None:
     times = e.step_times_s
     return max(0.0, times[0] - statistics.median(times[1:])) if len(times) > 2 else None
 
 
-def peak_gb(e: Evidence) -> float | None:
-    """Return torch's peak allocation on a rank's GPU, in 1e9 bytes; None on a CPU, whose peak includes libraries."""
-    if e.plan.device != "cuda":
-        return None
-    return max((s["peak_memory_bytes"] for steps in e.events("step").values() for s in steps), default=0) / 1e9 or None
+def _peak_gb(e: Evidence) -> float | None:
+    """Return torch's peak on a rank's GPU; None on a CPU, whose peak includes libraries."""
+    peaks = [s["peak_memory_bytes"] for steps in e.events("step").values() for s in steps]
+    return max(peaks, default=0) / 1e9 or None if e.plan.device == "cuda" else None
 
 
 def state_gb_a_rank(e: Evidence) -> float | None:
     """Return the optimizer state that a rank writes, in 1e9 bytes: the two moments, and with bfloat16 weights
     DeepSpeed's float32 master weights."""
-    ends = e.last("end")
-    if not ends:
-        return None
-    each = 12 if e.plan.param_dtype == "bfloat16" else 8
-    return max(end["state_elements"] for end in ends.values()) * each / 1e9
+    elements = [end["state_elements"] for end in e.last("end").values()]
+    return max(elements) * (12 if e.plan.param_dtype == "bfloat16" else 8) / 1e9 if elements else None
 
 
-def wall_time(e: Evidence) -> float | None:
+def _wall_s(e: Evidence) -> float | None:
     """Return the seconds from the built model to the end of the run, without the start of the ranks."""
     phases = e.events("phase").get(0, [])
     begun = [p["time"] for p in phases if p["name"] == "train"]
@@ -104,33 +97,48 @@ def wall_time(e: Evidence) -> float | None:
     return ended[0] - begun[0] if begun and ended else None
 
 
-def padded_tokens_per_s_per_rank(e: Evidence) -> float | None:
-    """Return steps x rows x max_length by the wall time, including padding and warm-up, as in the notes."""
-    seconds, length = wall_time(e), e.spec.data.max_length if e.spec.data else 0
-    rows = e.plan.batch.micro_batch_size * e.plan.batch.grad_accum if e.plan.batch else 0
-    return len(e.step_times_s) * rows * length / seconds if seconds else None
+def _padded_tokens_per_s(e: Evidence) -> float | None:
+    seconds, length = _wall_s(e), e.spec.data.max_length if e.spec.data else 0
+    return len(e.step_times_s) * _batch(e) / len(e.ranks) * length / seconds if seconds else None
 
 
-def first_perplexity(e: Evidence) -> float | None:
-    """Return the perplexity before the first step."""
-    evals = e.events("eval").get(0, [])
-    return evals[0].get("perplexity") if evals else None
+def _first_perplexity(e: Evidence) -> float | None:
+    return e.events("eval").get(0, [{}])[0].get("perplexity")
 
 
-MEASURED: dict[str, Callable[[Evidence], float | None]] = {
-    one.__name__: one
-    for one in (
-        global_batch,
-        training_time,
-        steps_per_s,
-        samples_per_s,
-        warm_samples_per_s,
-        first_step,
-        peak_gb,
+FIGURES = {
+    "parameters": Definition(_last("model", "parameters"), "", "all weights and biases", "size"),
+    "global batch": Definition(lambda e: _batch(e) or None, "rows", "rows of a step over all ranks", "ranks"),
+    "training time": Definition(_training_s, "s", "all steps, including the first"),
+    "steps": Definition(_steps_per_s, "1/s", "steps by training time"),
+    "samples": Definition(_samples_per_s, "1/s", "batch rows over all ranks, by training time"),
+    "samples after warm-up": Definition(
+        _warm_samples_per_s, "1/s", "batch rows over all ranks, by the median step after five"
+    ),
+    "first step beyond the median": Definition(_first_step_s, "s", "compilation, first allocations and connections"),
+    "engine start-up": Definition(
+        _last("engine", "initialize_s"),
+        "s",
+        "DeepSpeed's initialisation including operator builds; in the notes only the compilation",
+        "hardware",
+    ),
+    "optimizer state per rank": Definition(
         state_gb_a_rank,
-        wall_time,
-        padded_tokens_per_s_per_rank,
-        first_perplexity,
-    )
+        "GB",
+        "master weights and two moments in float32, 12 bytes x parameters / ranks",
+        "size ranks",
+    ),
+    "last loss": Definition(_last("step", "loss"), "", "mean squared error of step 100", "size ranks"),
+    "peak GPU memory": Definition(_peak_gb, "GB", "most that torch had allocated on a rank"),
+    "wall time": Definition(_wall_s, "s", "training of 10 steps, without starting the ranks"),
+    "tokens per rank, with padding": Definition(
+        _padded_tokens_per_s, "1/s", "steps x rows x max_length by wall time: padding and warm-up count"
+    ),
+    "tokens, all ranks": Definition(lambda e: e.metrics.get("tokens_per_s"), "1/s", "without padding, after warm-up"),
+    "evaluation": Definition(_last("eval", "seconds"), "s", "200 rows in the notes, 40 here"),
+    "checkpoint": Definition(_last("checkpoint", "seconds"), "s", "time without training"),
+    "perplexity before training": Definition(
+        _first_perplexity, "", "weighted by tokens; in the notes of a trained model", "size"
+    ),
+    "epoch": Definition(lambda e: e.metrics.get("epoch_s"), "s", "every row once, without evaluation", "hardware"),
 }
-"""Functions of the figures that are computed, by the name in tests.yaml."""

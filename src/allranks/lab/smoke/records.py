@@ -7,7 +7,8 @@ Criteria are functions of this evidence alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -91,6 +92,19 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         """Return the ranks that have reached a phase."""
         return [rank for rank, phases in self.events("phase").items() if any(x["name"] == name for x in phases)]
 
+    def error(self, words: str, *, kind: str | None = None, again: bool = False) -> str:
+        """Return the first error of a rank (of this type) whose message contains these words; empty if there is none."""
+        for event in self.last("error", again=again).values():
+            message = str(event["message"])
+            if words in message.lower() and kind in (None, event.get("type")):
+                return message[:300]
+        return ""
+
+    @property
+    def channels(self) -> Counter[str]:
+        """Return NCCL's channels on all hosts, by transport."""
+        return sum(map(Counter, self.ways.values()), Counter())
+
     @property
     def words(self) -> dict[str, object]:
         """Return the words of thresholds."""
@@ -150,14 +164,9 @@ def _first_bytes(path: Path) -> str:
         return file.read(HEAD_BYTES).decode(errors="replace")
 
 
-CriterionState = Literal["passed", "failed", "not reached", "not testable"]
-PASSED: CriterionState = "passed"
-FAILED: CriterionState = "failed"
-NOT_REACHED: CriterionState = "not reached"
-NOT_TESTABLE: CriterionState = "not testable"
 PlaceName = Literal["local", "slurm", "cluster"]
 Scale = Literal["fit", "seed", "tiny"]
-ComparableBy = Literal["hardware", "size", "ranks"]
+PASSED, FAILED, NOT_REACHED, NOT_TESTABLE = "passed", "failed", "not reached", "not testable"
 
 
 class Measured(NamedTuple):
@@ -183,11 +192,11 @@ class Criterion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CriterionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A criterion with its result: the measured value and its threshold, as text with units."""
+    """A criterion with its result (a mark of `report.MARKS`): the measured value and its threshold, with units."""
 
     key: str
     title: str
-    state: CriterionState
+    state: str
     measured: str
     threshold: str
     why: str = ""
@@ -208,37 +217,23 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     def world(self) -> int:
         return self.nodes * self.ranks
 
-
-class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure of the notes, and how it is measured here with the same definition.
-
-    Attributes:
-        seed: the value in the notes; None if there is none.
-        correct: the correct value, if the notes compute it wrongly; ``correction`` says why.
-        measure: a function of `figures.MEASURED`, or the place of a value (`figures.value_at`).
-        depends: what it depends on: ``hardware`` (GPUs are only compared with GPUs), ``size`` (only equal models),
-        ``ranks``.
-    """
-
-    name: str
-    definition: str
-    measure: str
-    unit: str = ""
-    seed: float | None = None
-    depends: Sequence[ComparableBy] = ("hardware", "size", "ranks")
-    correct: float | None = None
-    correction: str = ""
+    @property
+    def text(self) -> str:
+        return f"{n_ranks(self.world)} on {self.nodes} node{'s' * (self.nodes > 1)}"
 
 
 class FigureRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure of the notes and the measured one. ``comparable`` is empty if they are comparable, else the reason."""
+    """A figure of the notes and the measured one. ``not_comparable`` is empty if they are comparable, else the reason.
+
+    ``correct``: the correct value, if the notes compute it wrongly; ``correction`` says why.
+    """
 
     name: str
     unit: str
     definition: str
     seed: float | None
-    correct: float | None
-    correction: str
+    correct: float | None = None
+    correction: str = ""
     ours: float | None
     not_comparable: str
 
@@ -259,7 +254,7 @@ class SmokeTest(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int
     spec: dict[str, Any]
     criteria: tuple[Criterion, ...]
-    figures: tuple[Figure, ...]
+    figures: dict[str, Any]
     min_nodes: int = 1
     cpu_ranks: int = 2
     parameters: int | None = None
@@ -274,9 +269,9 @@ class TestResult(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     title: str
     source: str
-    status: Literal["passed", "failed", "not run"]
+    status: str
     message: str
-    seconds: float
+    seconds: float = 0.0
     folder: str | None = None
     setting: str
     hardware: str
@@ -334,6 +329,5 @@ def _evaluate(criterion: Criterion, evidence: Evidence) -> CriterionResult:
     except NotReached:
         pass
     threshold = criterion.threshold.format(**evidence.words, args=" or ".join(criterion.args))
-    return CriterionResult(
-        key=criterion.key, title=criterion.title, state=state, measured=measured, threshold=threshold, why=why
-    )
+    known = {"key": criterion.key, "title": criterion.title, "threshold": threshold}
+    return CriterionResult(**known, state=state, measured=measured, why=why)

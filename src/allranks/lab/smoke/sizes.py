@@ -32,15 +32,8 @@ def build_spec(test: SmokeTest, placement: Placement) -> tuple[dict[str, Any], l
         spec, scaled = mlp_spec(placement, spec, **test.mlp)
     tiny, full = placement.scale == "tiny", placement.gpu and placement.scale != "tiny"
     nvcc = placement.gpu and has_nvcc()
-    holds = {
-        "always": True,
-        "gpu": placement.gpu,
-        "cpu": not placement.gpu,
-        "full": full,
-        "small": not full,
-        "tiny": tiny,
-    }
-    holds |= {"nvcc": nvcc, "no nvcc": placement.gpu and not nvcc}
+    holds = {"always": True, "gpu": placement.gpu, "cpu": not placement.gpu, "full": full, "small": not full}
+    holds |= {"tiny": tiny, "nvcc": nvcc, "no nvcc": placement.gpu and not nvcc}
     why = "requested by --scale tiny" if tiny else "no GPU"
     for variant in test.variants:
         if holds[variant["when"]]:
@@ -92,68 +85,57 @@ def mlp_spec(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the base with a perceptron on noise of the notes' size, or the largest half, quarter, ... of its width
     that fits."""
+
+    def parameters(size: int) -> int:
+        return mlp_shape(f"mlp:{size}x{layers}", {"shape": shape}).parameters
+
+    chosen, why = width, ""
+    full_rows, full_steps = rows, steps
     if placement.scale == "tiny":
-        chosen, rows_now, steps_now = TINY["width"], TINY["rows"], TINY["steps"]
+        chosen, rows, steps = TINY["width"], TINY["rows"], TINY["steps"]
         why = "requested by --scale tiny"
-    else:
-        chosen, rows_now, steps_now, why = width, rows, steps, ""
-        while (
-            placement.scale == "fit"
-            and chosen > 64
-            and (reason := _too_much(placement, base, chosen, layers, shape, rows, steps))
-        ):
-            chosen, why = chosen // 2, reason
-    spec = _with_mlp(base, chosen, layers, shape, rows_now, steps_now)
+    spec = _with_mlp(base, chosen, layers, shape, rows, steps)
+    while placement.scale == "fit" and chosen > 64 and (reason := _too_much(placement, spec, parameters(chosen))):
+        chosen, why = chosen // 2, reason.format(width=chosen)
+        spec = _with_mlp(base, chosen, layers, shape, rows, steps)
     scaled = []
-    if (chosen, rows_now) != (width, rows):
-        here, there = (mlp_shape(f"mlp:{w}x{layers}", {"shape": shape}).parameters for w in (chosen, width))
-        scaled.append(f"width {chosen} instead of {width}: {here:,} parameters instead of {there:,}; {why}")
-    if rows_now != rows:
-        scaled.append(f"{rows_now} rows per rank instead of {rows}; {why}")
-    if steps_now != steps:
-        scaled.append(f"{steps_now} steps instead of {steps}; {why}")
+    if (chosen, rows) != (width, full_rows):
+        sizes = f"{parameters(chosen):,} parameters instead of {parameters(width):,}"
+        scaled.append(f"width {chosen} instead of {width}: {sizes}; {why}")
+    if rows != full_rows:
+        scaled.append(f"{rows} rows per rank instead of {full_rows}; {why}")
+    if steps != full_steps:
+        scaled.append(f"{steps} steps instead of {full_steps}; {why}")
     return spec, scaled
 
 
 def _with_mlp(base: dict[str, Any], width: int, layers: int, shape: str, rows: int, steps: int) -> dict[str, Any]:
+    train = {"max_steps": steps, "micro_batch_size": rows, "lr": 1e-4, "schedule": "constant"}
     return {
         **base,
         "model": {**base.get("model", {}), "name": f"mlp:{width}x{layers}", "config": {"shape": shape}},
         "data": {"source": "builtin:noise", "eval_fraction": 0.0},
-        "train": {
-            "max_steps": steps,
-            "micro_batch_size": rows,
-            "lr": 1e-4,
-            "schedule": "constant",
-            **base.get("train", {}),
-        },
+        "train": {**train, **base.get("train", {})},
     }
 
 
-def _too_much(
-    placement: Placement, base: dict[str, Any], width: int, layers: int, shape: str, rows: int, steps: int
-) -> str:
+def _too_much(placement: Placement, values: dict[str, Any], parameters: int) -> str:
     """Return why a size does not fit; empty if it does. Unknown limits of other machines count as sufficient."""
-    spec = parse_spec(_with_mlp(base, width, layers, shape, rows, steps))
     if placement.place == "cluster":  # all its nodes run on this machine
-        each = placement.machine.memory_bytes * SPARE / placement.world / (1 << 30)
-        spec = parse_spec(_with_mlp(_limited(base, each), width, layers, shape, rows, steps))
+        share = placement.machine.memory_bytes * SPARE / placement.world / (1 << 30)
+        values = _merged(values, {"cluster": {"device_memory_gib": share}})
+    spec = parse_spec(values)
     estimate = memory.fit(spec, memory.make_plan(spec, placement.machine), placement.machine)
     limit = estimate.capacity.bytes
     room = limit * (SPARE if placement.place == "local" and not placement.gpu else 1.0) if limit else None
     if estimate.verdict == TOO_LARGE or (room is not None and estimate.needed_bytes > room):
-        return (
-            f"{width} would need {estimate.needed_bytes / 2**30:.1f} GiB per rank, available {(room or 0) / 2**30:.1f} "
-            "GiB"
-        )
+        needed, available = estimate.needed_bytes / 2**30, (room or 0) / 2**30
+        return f"{{width}} would need {needed:.1f} GiB per rank, available {available:.1f} GiB"
     if placement.gpu or placement.place == "slurm":
         return ""
-    parameters = mlp_shape(f"mlp:{width}x{layers}", {"shape": shape}).parameters
     together = placement.world if placement.place == "cluster" else placement.ranks
     cores = min(1.0, placement.machine.cpus / together) * threads(placement)
-    seconds = 6 * parameters * rows * steps / (CPU_FLOPS * cores)
-    return f"{steps} steps of {width} would take about {seconds:.0f} s on these cores" if seconds > CPU_BUDGET_S else ""
-
-
-def _limited(base: dict[str, Any], gib: float) -> dict[str, Any]:
-    return {**base, "cluster": {**base["cluster"], "device_memory_gib": gib}}
+    train = values["train"]
+    seconds = 6 * parameters * train["micro_batch_size"] * train["max_steps"] / (CPU_FLOPS * cores)
+    text = f"{train['max_steps']} steps of {{width}} would take about {seconds:.0f} s on these cores"
+    return text if seconds > CPU_BUDGET_S else ""
