@@ -11,8 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from allranks.errors import RequestError
-from allranks.launch.export import _only_export, export_checkpoint
+from allranks.launch.export import export_checkpoint
 from allranks.rundir.paths import RunDir
 from allranks.train.export import load, verify_logits
 from tests.conftest import tiny_spec, write_rows
@@ -59,13 +58,6 @@ def test_an_adapter_and_its_merged_model_say_the_same(lora: RunDir) -> None:
     assert torch.allclose(alone, with_adapter, atol=1e-4)
     assert len(AutoTokenizer.from_pretrained(merged.folder)) <= plain.shape[-1] == 320
     assert not list(Path(merged.folder).glob("*.bin")) and not (Path(adapter.folder) / "manifest.json").exists()
-
-
-def test_two_exports_to_one_folder_do_not_race(lora: RunDir, tmp_path: Path) -> None:
-    target = tmp_path / "one"
-    with _only_export(target), pytest.raises(RequestError, match="another export is writing"):
-        export_checkpoint(lora, step=None, merge=False, out=target, force=False)
-    assert not target.exists() and not list(tmp_path.iterdir())
 
 
 def test_a_model_trained_whole_is_exported_without_our_state(tmp_path: Path) -> None:

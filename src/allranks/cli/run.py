@@ -386,14 +386,11 @@ def _detach(run_dir: RunDir, plan: LaunchPlan, prepared: PreparedRun, as_json: b
 
 def _follow_detached(folder: Path) -> int:
     """Run the background part of ``--detach`` on an existing run folder."""
-    import msgspec
-
     from allranks import api
+    from allranks.planning.records import load_plan
     from allranks.spec import load_spec
-    from allranks.utils.inputs import read_regular
 
     run_dir = RunDir(folder)
-    plan = msgspec.json.decode(read_regular(run_dir.plan), type=LaunchPlan)
-    result = api.launch(run_dir, load_spec(run_dir.spec), plan, attempt=1, observer=api.NullObserver())
+    result = api.launch(run_dir, load_spec(run_dir.spec), load_plan(run_dir), attempt=1, observer=api.NullObserver())
     echo(result.message)
     return result.exit_code

@@ -53,11 +53,10 @@ from allranks.launch.rendezvous import (
 from allranks.launch.stop_limit import StopLimit
 from allranks.planning import network_policy
 from allranks.planning.rank_environment import threads_per_rank
-from allranks.planning.records import LaunchPlan
+from allranks.planning.records import LaunchPlan, load_plan
 from allranks.rundir.files import read_json, write_node_json
 from allranks.rundir.heartbeat import HEARTBEAT_VARIABLE, STORE_VARIABLE, HeartbeatPage, page_paths
 from allranks.rundir.paths import RunDir
-from allranks.utils.inputs import read_regular
 from allranks.utils.kernel_counters import connection_addresses, count_by_interface
 from allranks.utils.machine import host_name, usable_cpus
 
@@ -83,8 +82,7 @@ def main() -> None:
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     run = RunDir(args.run)
-    plan = msgspec.json.decode(read_regular(run.plan), type=LaunchPlan)
-    sys.exit(Agent(run, plan, args.attempt, args.node, args.telemetry_s).run())
+    sys.exit(Agent(run, load_plan(run), args.attempt, args.node, args.telemetry_s).run())
 
 
 class AgentSignals:

@@ -1,19 +1,19 @@
 """The control channel of a run: agents report to the driver and receive its orders over one authenticated TCP
 connection each.
 
-The server in the driver has one thread, one selector, and one connection per node. Its thread also calls the supervisor
-(`allranks.launch.supervisor`) several times per second, so that a blocked display or file system cannot delay orders.
+The server in the driver has one thread, which also calls the supervisor (`allranks.launch.supervisor`) several times
+per second, so that a blocked display or file system cannot delay orders.
 The client in an agent is a thread that keeps one connection to the driver and sends reports in batches.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import os
 import random
 import select
-import selectors
 import socket
 import threading
 import time
@@ -50,6 +50,7 @@ from allranks.launch.channel_protocol import (
 from allranks.launch.monitor.records import NodeEvidence
 
 TICK_S = 0.1
+BACKLOG = 1024  # a whole cluster comes at once
 HANDSHAKE_S = 10.0
 MAX_UNAUTHENTICATED = 128  # connections that have not proved anything yet
 MAX_QUEUED_BYTES = 8 << 20  # to a peer that does not read
@@ -83,17 +84,12 @@ class OrderSource(Protocol):
     def request(self, order: str, reason: str) -> None: ...
 
 
-class _Connection:
-    """One connection."""
+class _Peer:
+    """One connection; `node` is known after its first report."""
 
-    def __init__(self, sock: socket.socket, address: str) -> None:
-        self.sock, self.address = sock, address
-        self.sent = new_challenge()
-        self.out = bytearray(self.sent)
-        self.greeting = bytearray()
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self.writer, self.address = writer, str((writer.get_extra_info("peername") or "?")[0])
         self.sealer: FrameWriter | None = None
-        self.opener: FrameReader | None = None
-        self.since = time.monotonic()
         self.node: int | None = None
 
 
@@ -121,20 +117,25 @@ class ChannelServer(threading.Thread):
         super().__init__(name="channel", daemon=True)
         self._supervisor, self._nodes = supervisor, nodes
         try:
-            self._listener = socket.create_server((address, port), backlog=1024)
+            self._listener = socket.create_server((address, port), backlog=BACKLOG)
         except OSError as error:
-            raise EnvironmentNotAble(_refusal(address, port, error)) from None
-        self._listener.setblocking(False)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._peers: dict[socket.socket, _Connection] = {}
-        self._of_node: dict[int, _Connection] = {}
+            cure = (
+                " (its port is cluster.rendezvous.port + 1); end the program that uses the port (ss -ltnp shows it), "
+                "or choose another cluster.rendezvous.port; null uses a free one"
+            )
+            where = f"{address}:{port}" if port else address
+            raise EnvironmentNotAble(
+                f"cannot listen on {where} for the control channel: {os.strerror(error.errno or 0)}{cure if port else ''}"
+            ) from None
+        self._strangers: list[_Peer] = []
+        self._of_node: dict[int, _Peer] = {}
         self._links: dict[int, AgentLink] = {}
         self._orders = Orders()
         self._closed = threading.Event()
-        token = new_token()
-        self._token = token
-        self.endpoint = Endpoint(address=address, port=self._listener.getsockname()[1], token=token, keep_s=keep_s)
+        self._token = new_token()
+        self.endpoint = Endpoint(
+            address=address, port=self._listener.getsockname()[1], token=self._token, keep_s=keep_s
+        )
 
     @property
     def links(self) -> dict[int, AgentLink]:
@@ -142,24 +143,7 @@ class ChannelServer(threading.Thread):
         return dict(self._links)
 
     def run(self) -> None:
-        ticked, closing = 0.0, False
-        while not closing:
-            closing = self._closed.is_set()
-            try:
-                self._serve(0.0 if closing else TICK_S)
-                if (
-                    closing or time.monotonic() - ticked >= TICK_S
-                ):  # what arrived last is part of the supervisor's result
-                    ticked = time.monotonic()
-                    self._tick(ticked)
-            except Exception:
-                logging.exception("control channel: unexpected error; the channel continues")
-                time.sleep(TICK_S)
-        for peer in list(self._peers.values()):
-            self._flush(peer)
-            self._drop(peer, CLOSED)
-        self._selector.close()
-        self._listener.close()
+        asyncio.run(self._serve())
 
     def close(self) -> None:
         """Close all connections and stop the thread, in bounded time."""
@@ -169,77 +153,64 @@ class ChannelServer(threading.Thread):
         else:
             self._listener.close()
 
-    def _tick(self, now: float) -> None:
-        for peer in [p for p in self._peers.values() if p.opener is None and now - p.since > HANDSHAKE_S]:
-            self._drop(peer, CLOSED)
-        orders = self._supervisor.tick(self._links, now)
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._converse, sock=self._listener, backlog=BACKLOG)
+        closing = False
+        while not closing:
+            closing = self._closed.is_set()
+            await asyncio.sleep(TICK_S)
+            try:  # after `close` once more: what arrived last is part of the supervisor's result
+                self._tick()
+            except Exception:
+                logging.exception("control channel: unexpected error; the channel continues")
+        server.close()
+
+    def _tick(self) -> None:
+        orders = self._supervisor.tick(self._links, time.monotonic())
         if orders != self._orders:
             self._orders = orders
-            for peer in list(self._of_node.values()):
+            for peer in self._of_node.values():
                 self._send(peer, orders)
 
-    def _serve(self, wait_s: float) -> None:
-        for key, events in self._selector.select(wait_s):
-            if key.fileobj is self._listener:
-                self._accept()
-                continue
-            peer = self._peers.get(key.fileobj)  # type: ignore[arg-type]
-            if peer is None:
-                continue
-            if events & selectors.EVENT_WRITE:
-                self._flush(peer)
-            if events & selectors.EVENT_READ and peer.sock in self._peers:
-                self._read(peer)
-
-    def _accept(self) -> None:
-        for _ in range(256):  # a whole cluster comes at once
-            try:
-                sock, address = self._listener.accept()
-            except OSError:
-                return
-            if len(self._peers) - len(self._of_node) >= MAX_UNAUTHENTICATED + self._nodes:
-                # a client with the token authenticates within milliseconds, so the oldest one without has none
-                oldest = next((peer for peer in self._peers.values() if peer.opener is None), None)
-                if oldest is not None:
-                    self._drop(oldest, CLOSED)
-            keep_alive(sock)
-            sock.setblocking(False)
-            peer = _Connection(sock, str(address[0]))
-            self._peers[sock] = peer
-            self._selector.register(sock, selectors.EVENT_READ)
-            self._flush(peer)
-
-    def _read(self, peer: _Connection) -> None:
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Authenticate a client and take its messages until it is gone."""
+        peer, closed = _Peer(writer), CLOSED
+        if len(self._strangers) >= MAX_UNAUTHENTICATED + self._nodes:
+            # a client with the token authenticates within milliseconds, so the oldest one without has none
+            self._strangers.pop(0).writer.transport.abort()
+        self._strangers.append(peer)
         try:
-            data = peer.sock.recv(1 << 18)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self._drop(peer, UNREACHABLE if error.errno in _UNREACHABLE else CLOSED)
-            return
-        if not data:
-            self._drop(peer, CLOSED)
-            return
-        try:
-            for content in self._opened(peer, data):
-                self._take(peer, content)
+            keep_alive(writer.get_extra_info("socket"))
+            opener = await asyncio.wait_for(self._authenticate(peer, reader), HANDSHAKE_S)
+            while data := await reader.read(1 << 18):
+                for content in opener.feed(data):
+                    self._take(peer, content)
         except (ChannelError, msgspec.DecodeError) as error:
             logging.warning("control channel: connection from %s refused: %s", peer.address, error)
-            self._drop(peer, CLOSED)
+        except asyncio.IncompleteReadError:
+            pass
+        except OSError as error:
+            closed = UNREACHABLE if error.errno in _UNREACHABLE else CLOSED
+        finally:
+            writer.close()
+            if peer in self._strangers:
+                self._strangers.remove(peer)
+            if peer.node is not None and self._of_node.get(peer.node) is peer:
+                del self._of_node[peer.node]
+                self._links[peer.node] = msgspec.structs.replace(
+                    self._links[peer.node], closed=closed, closed_at=time.monotonic()
+                )
 
-    def _opened(self, peer: _Connection, data: bytes) -> list[bytes]:
-        if peer.opener is None:
-            peer.greeting += data
-            if len(peer.greeting) < ANSWER_BYTES:
-                return []
-            answered, data = bytes(peer.greeting[:ANSWER_BYTES]), bytes(peer.greeting[ANSWER_BYTES:])
-            proof = verify_answer(self._token, peer.sent, answered)
-            peer.sealer, peer.opener = open_session(self._token, peer.sent, answered, server=True)
-            peer.out += proof
-            self._flush(peer)
-        return peer.opener.feed(data)
+    async def _authenticate(self, peer: _Peer, reader: asyncio.StreamReader) -> FrameReader:
+        sent = new_challenge()
+        peer.writer.write(sent)
+        answered = await reader.readexactly(ANSWER_BYTES)
+        peer.writer.write(verify_answer(self._token, sent, answered))
+        peer.sealer, opener = open_session(self._token, sent, answered, server=True)
+        self._strangers.remove(peer)
+        return opener
 
-    def _take(self, peer: _Connection, content: bytes) -> None:
+    def _take(self, peer: _Peer, content: bytes) -> None:
         message = AGENT_MESSAGES.decode(content)
         if isinstance(message, AgentReport):
             self._take_report(peer, message)
@@ -251,16 +222,15 @@ class ChannelServer(threading.Thread):
             self._supervisor.request(message.order, message.reason)
             self._send(peer, Acknowledgement(what="request"))
 
-    def _take_report(self, peer: _Connection, report: AgentReport) -> None:
+    def _take_report(self, peer: _Peer, report: AgentReport) -> None:
         if not 0 <= report.node < self._nodes:
             raise ChannelError(f"node {report.node} is not part of this run of {self._nodes} nodes")
         before = self._of_node.get(report.node)
         if before is not None and before is not peer:
-            if self._links[report.node].report.pid != report.pid:
-                raise ChannelError(
-                    f"node {report.node} already has an agent, process {self._links[report.node].report.pid}"
-                )
-            self._drop(before, CLOSED)  # the same agent, on a new connection
+            known = self._links[report.node].report.pid
+            if known != report.pid:
+                raise ChannelError(f"node {report.node} already has an agent, process {known}")
+            before.writer.transport.abort()  # the same agent, on a new connection
         new = peer.node is None
         peer.node = report.node
         self._of_node[report.node] = peer
@@ -268,51 +238,13 @@ class ChannelServer(threading.Thread):
         if new:
             self._send(peer, self._orders)
 
-    def _send(self, peer: _Connection, message: FromDriver) -> None:
-        if peer.sealer is None:
+    def _send(self, peer: _Peer, message: FromDriver) -> None:
+        if peer.sealer is None or peer.writer.is_closing():
             return
-        if len(peer.out) > MAX_QUEUED_BYTES:
-            self._drop(peer, CLOSED)
+        if peer.writer.transport.get_write_buffer_size() > MAX_QUEUED_BYTES:
+            peer.writer.transport.abort()
             return
-        peer.out += peer.sealer.seal(msgspec.json.encode(message))
-        self._flush(peer)
-
-    def _flush(self, peer: _Connection) -> None:
-        try:
-            while peer.out:
-                sent = peer.sock.send(peer.out)
-                del peer.out[:sent]
-        except BlockingIOError:
-            pass
-        except OSError as error:
-            self._drop(peer, UNREACHABLE if error.errno in _UNREACHABLE else CLOSED)
-            return
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.out else 0)
-        if peer.sock in self._peers:
-            self._selector.modify(peer.sock, wanted)
-
-    def _drop(self, peer: _Connection, how: str) -> None:
-        if self._peers.pop(peer.sock, None) is None:
-            return
-        self._selector.unregister(peer.sock)
-        peer.sock.close()
-        if peer.node is not None and self._of_node.get(peer.node) is peer:
-            del self._of_node[peer.node]
-            link = self._links[peer.node]
-            self._links[peer.node] = msgspec.structs.replace(link, closed=how, closed_at=time.monotonic())
-
-
-def _refusal(address: str, port: int, error: OSError) -> str:
-    cure = (
-        "end the program that uses the port (ss -ltnp shows it), or choose another cluster.rendezvous.port; null uses "
-        "a free one"
-    )
-    return (
-        f"cannot listen on {address}:{port} for the control channel (its port is cluster.rendezvous.port + 1): "
-        f"{os.strerror(error.errno or 0)}; {cure}"
-        if port
-        else f"cannot listen on {address} for the control channel: {os.strerror(error.errno or 0)}"
-    )
+        peer.writer.write(peer.sealer.seal(msgspec.json.encode(message)))
 
 
 def keep_alive(sock: socket.socket) -> None:
@@ -433,7 +365,7 @@ class ChannelClient(threading.Thread):
                 sent_version, sent_at = version, now
                 awaited.append(version)
             if evidence is not None and evidence is not sent_evidence:
-                send_message(sock, sealer, Evidence(node=report.node, found=evidence))
+                send_message(sock, sealer, Evidence(found=evidence))
                 sent_evidence = evidence
             wait_s = max(0.0, sent_at + self._orders.interval_s - time.monotonic())
             ready, _, _ = select.select([sock, self._wake_r], [], [], wait_s)

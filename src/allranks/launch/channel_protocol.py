@@ -207,7 +207,6 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
 class Evidence(msgspec.Struct, frozen=True, kw_only=True, tag="evidence"):
     """Evidence that an agent collected about its ranks."""
 
-    node: int
     found: NodeEvidence
 
 

@@ -56,13 +56,12 @@ from allranks.nodes.slurm.commands import Slurm
 from allranks.nodes.slurm.srun import SrunStep, srun_command
 from allranks.planning import memory, network_policy
 from allranks.planning.planner import network_job, resolve_device
-from allranks.planning.records import LaunchPlan
+from allranks.planning.records import load_plan
 from allranks.rundir import checkpoints
 from allranks.rundir.events import read_run_events
 from allranks.rundir.files import make_folder, read_json, write_json
 from allranks.rundir.paths import RunDir
 from allranks.spec import RunSpec, load_spec
-from allranks.utils.inputs import read_regular
 from allranks.utils.machine import host_name, machine_facts
 
 POLL_S = 0.2
@@ -103,7 +102,7 @@ class Driver:
         self._run, self._record = run, record
         require_same_schema(run)  # allranks may have been replaced while the job waited in the queue
         self._spec: RunSpec = load_spec(run.spec)
-        self._plan = msgspec.json.decode(read_regular(run.plan), type=LaunchPlan)
+        self._plan = load_plan(run)
         self._job = os.environ["SLURM_JOB_ID"]
         self._restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
         self._slurm = Slurm([], "this job's")

@@ -3,14 +3,12 @@ in this process."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +31,7 @@ from allranks.spec import load_spec
 from allranks.spec.models import is_mlp
 from allranks.utils.filesystem import apply_umask, current_umask, write_error
 from allranks.utils.redaction import redact
-from allranks.utils.text import format_count, format_value
+from allranks.utils.text import format_value
 from allranks.version import __version__
 
 ADAPTER = "adapter_config.json"
@@ -88,59 +86,33 @@ def export_checkpoint(
     kind = "merged" if merge else "adapter" if adapted else "model"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _only_export(target):
-            _require_free(target, force)
-            done = ExportResult(folder=str(target), run=run.name, step=chosen, kind=kind, base=base, difference=0.0)
-            return _export(run, source, target, done)
+        _require_free(target, force)
+        # A folder of its own: another export to the same target does not write into this one.
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
+            aside = Path(folder) / "new"
+            difference = _write_verified(source, aside, kind, base)
+            done = ExportResult(
+                folder=str(target), run=run.name, step=chosen, kind=kind, base=base, difference=difference
+            )
+            write_json(aside / RECORD, {**msgspec.structs.asdict(done), "folder": target.name})
+            write_text_atomic(aside / "README.md", model_card(run, step=chosen, kind=kind, base=base))
+            _publish(aside, target)
     except OSError as error:
         raise write_error(target, error, "--out") from error
-
-
-@contextmanager
-def _only_export(target: Path) -> Iterator[None]:
-    """Hold a lock next to the target, so that two exports do not write to one folder.
-
-    Raises:
-        RequestError: another export is writing it.
-    """
-    path = target.with_name(f".{target.name}.lock")
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RequestError(
-                f"another export is writing {target}; wait for it, or choose another folder with --out"
-            ) from None
-        if not path.exists() or os.fstat(file.fileno()).st_ino != path.stat().st_ino:  # the one before has just ended
-            raise RequestError(f"another export was writing {target}; try again")
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
-
-
-def _export(run: RunDir, source: Path, target: Path, done: ExportResult) -> ExportResult:
-    """Write, verify and publish."""
-    aside = target.with_name(f".{target.name}.tmp")
-    base = done.base
-    try:
-        shutil.rmtree(aside, ignore_errors=True)
-        if done.kind == "merged":
-            _worker("merge", source, aside, base)
-        else:
-            shutil.copytree(
-                source, aside, ignore=lambda folder, names: INTERNAL_FILES & set(names) if folder == str(source) else ()
-            )
-        if done.kind == "adapter":
-            config = read_json(aside / ADAPTER)
-            write_json(aside / ADAPTER, {**config, "base_model_name_or_path": base})
-        done = msgspec.structs.replace(done, difference=float(_worker("prove", source, aside, base)))
-        write_json(aside / RECORD, {**msgspec.structs.asdict(done), "folder": target.name})
-        write_text_atomic(aside / "README.md", model_card(run, step=done.step, kind=done.kind, base=done.base))
-        _publish(aside, target)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return done
+
+
+def _write_verified(source: Path, aside: Path, kind: str, base: str | None) -> float:
+    """Write the exported files, and return the largest difference of their logits to those of the checkpoint."""
+    if kind == "merged":
+        _worker("merge", source, aside, base)
+    else:
+        shutil.copytree(
+            source, aside, ignore=lambda folder, names: INTERNAL_FILES & set(names) if folder == str(source) else ()
+        )
+    if kind == "adapter":
+        write_json(aside / ADAPTER, {**read_json(aside / ADAPTER), "base_model_name_or_path": base})
+    return float(_worker("prove", source, aside, base))
 
 
 def _require_known(run: RunDir) -> None:
@@ -249,12 +221,9 @@ def _publish(aside: Path, target: Path) -> None:
     apply_umask(aside)  # safetensors writes for its owner alone; an export is to be passed on
     for folder in (aside, *(path for path in aside.rglob("*") if path.is_dir())):
         folder.chmod(0o777 & ~current_umask())
-    old = target.with_name(f".{target.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
     if target.exists():
-        target.rename(old)
+        target.rename(aside.with_name("replaced"))
     aside.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def model_card(run: RunDir, *, step: int, kind: str, base: str | None) -> str:
@@ -266,38 +235,39 @@ def model_card(run: RunDir, *, step: int, kind: str, base: str | None) -> str:
         base: what an adapter needs to be loaded.
     """
     spec, metrics = load_spec(run.spec), read_record(run.metrics)
-    data = next((e for e in read_events(run.events_of(0)) if e.get("event") == "data"), {})
-    header = {
-        "base_model": base or (spec.model.name if spec.model else None),
-        "library_name": "peft" if kind == "adapter" else "transformers",
-        "tags": "[allranks]",
-    }
-    lines = ["---", *(f"{key}: {value}" for key, value in header.items() if value), "---", "", f"# {run.name}", ""]
-    what = {
-        "adapter": "A LoRA adapter",
-        "merged": "A model with its LoRA adapter merged",
-        "model": "A fine-tuned model",
-    }
-    lines += [f"{what[kind]}, trained by allranks {__version__}; the checkpoint of step {step}.", ""]
-    lines += ["## Results", "", "| | |", "|---|---|"]
+    base = base or (spec.model.name if spec.model else None)
+    kinds = {"adapter": "A LoRA adapter", "merged": "A model with its LoRA adapter merged"}
+    lines = ["---", *([f"base_model: {base}"] if base else [])]
+    lines += [f"library_name: {'peft' if kind == 'adapter' else 'transformers'}", "tags: [allranks]", "---", ""]
+    what = kinds.get(kind, "A fine-tuned model")
+    lines += [f"# {run.name}", "", f"{what}, trained by allranks {__version__}; the checkpoint of step {step}."]
     if metrics.get("eval_loss_first") == metrics.get("eval_loss"):  # evaluated once, at the end
-        metrics = {key: value for key, value in metrics.items() if key != "eval_loss_first"}
-    lines += [f"| {name} | {_number(metrics[key])} |" for key, name in RESULTS if metrics.get(key) is not None]
+        metrics.pop("eval_loss_first", None)
+    lines += _table("Results", ((name, metrics.get(key)) for key, name in RESULTS))
     if metrics.get("steps") != step:
         lines += ["", f"The figures are those of the whole run, the weights those of step {step}."]
-    lines += ["", "## Data", "", "| | |", "|---|---|"]
+    data = data_event(run)
     known = ("source", "template", "rows_train", "rows_eval", "rows_empty", "rows_truncated", "rows_without_target")
-    lines += [f"| {key} | {format_value(data[key])} |" for key in known if data.get(key) not in (None, 0)]
-    lines += ["", "## Versions", "", "| | |", "|---|---|"]
-    versions = {
-        "torch": metrics.get("torch"),
-        "python": read_record(run.run_args).get("python"),
-        "allranks": __version__,
-    }
-    lines += [f"| {key} | {format_value(value)} |" for key, value in versions.items() if value]
+    lines += _table("Data", ((key, data.get(key) or None) for key in known))
+    versions = [("torch", metrics.get("torch")), ("python", read_record(run.run_args).get("python"))]
+    lines += _table("Versions", [*versions, ("allranks", __version__)])
     lines += ["", "## Settings", "", "```yaml", run.spec.read_text(encoding="utf-8").rstrip(), "```", ""]
     return redact("\n".join(lines))
 
 
-def _number(value: Any) -> str:
-    return format_count(value) if isinstance(value, int) else f"{value:.4f}" if isinstance(value, float) else str(value)
+def _table(title: str, rows: Iterable[tuple[str, Any]]) -> list[str]:
+    cells = [(name, f"{value:.4f}" if isinstance(value, float) else value) for name, value in rows if value is not None]
+    return [
+        "",
+        f"## {title}",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {name} | {format_value(text)} |" for name, text in cells),
+    ]
+
+
+def data_event(run: RunDir) -> dict[str, Any]:
+    """Return the newest facts of the run's data: rows, template and labels."""
+    events = [event for event in read_events(run.events_of(0)) if event["event"] == "data"]
+    return events[-1] if events else {}

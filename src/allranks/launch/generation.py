@@ -13,18 +13,15 @@ from typing import IO, Any, Literal, cast
 import msgspec
 
 from allranks.errors import CheckpointError, RequestError
-from allranks.launch.export import ADAPTER, base_of, choose_checkpoint, error_of_child, quiet_environment
+from allranks.launch.export import ADAPTER, base_of, choose_checkpoint, data_event, error_of_child, quiet_environment
 from allranks.planning.memory.model_config import find_files
 from allranks.planning.model_checks import has_absolute_positions, max_positions
-from allranks.planning.records import LaunchPlan
 from allranks.rundir.checkpoints import read_manifest
-from allranks.rundir.events import read_events
 from allranks.rundir.files import read_record
 from allranks.rundir.paths import RunDir
 from allranks.spec import load_spec
 from allranks.spec.models import is_mlp
 from allranks.spec.records import RunSpec
-from allranks.utils.inputs import read_regular
 from allranks.utils.redaction import redact
 
 
@@ -87,7 +84,7 @@ def generate(
     _require_replies(run, spec)
     step = choose_checkpoint(run, cast('int | Literal["best"] | None', checkpoint), repair=False)
     folder = run.checkpoint(step)
-    data = _data_event(run)
+    data = data_event(run)
     template = "raw" if request.raw else str(data.get("template") or "text")
     loss = read_manifest(run, step).get("eval_loss")
     chosen = ChosenModel(run=run.name, step=step, checkpoint=str(folder), eval_loss=loss, template=template)
@@ -102,7 +99,7 @@ def generate(
         "labels": data.get("labels") or {},
         "max_length": spec.data.max_length if spec.data else None,
         "positions": _positions(spec),
-        "dtype": _dtype(run),
+        "dtype": read_record(run.plan).get("dtype", "auto"),
         "prompts": list(prompts),
     }
     with _worker(order) as (process, errors):
@@ -118,36 +115,15 @@ def _require_replies(run: RunDir, spec: RunSpec) -> None:
         raise RequestError(f"run {run.name}: {spec.model.name} is trained on noise and reads no text")
     if run.checkpoint_steps():
         return
-    saves = spec.checkpoint
-    why = (
-        "checkpoint.mode is none"
-        if saves.mode == "none"
-        else "none has been saved yet (checkpoint.every, checkpoint.at_end)"
-    )
+    unsaved = "none has been saved yet (checkpoint.every, checkpoint.at_end)"
+    why = "checkpoint.mode is none" if spec.checkpoint.mode == "none" else unsaved
     raise RequestError(f"run {run.name} has no checkpoint to try: {why}")
-
-
-def _data_event(run: RunDir) -> dict[str, Any]:
-    """Return the newest facts of the run's data: its template and labels."""
-    found: dict[str, Any] = {}
-    for event in read_events(run.events_of(0)):
-        if event["event"] == "data":
-            found = event
-    return found
 
 
 def _positions(spec: RunSpec) -> int | None:
     """Return the number of positions of a model that has no more than a table of them."""
     files = find_files(spec)
     return max_positions(files.config) if files is not None and has_absolute_positions(files.config) else None
-
-
-def _dtype(run: RunDir) -> str:
-    """Return the precision in which the run computes."""
-    try:
-        return msgspec.json.decode(read_regular(run.plan), type=LaunchPlan).dtype
-    except (OSError, msgspec.DecodeError):
-        return "auto"
 
 
 @contextmanager

@@ -17,18 +17,18 @@ from allranks.analysis.metrics import (
     summarize,
     without_repeated_steps,
 )
-from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK, RequestError
+from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK
 from allranks.launch.failure_attribution import FirstFailure, RankEnd, describe_crash, find_first_failure, signal_name
 from allranks.launch.launchers import get_launcher
 from allranks.launch.monitor.hang_rules import list_ranks
 from allranks.launch.supervisor import JobEnd
-from allranks.planning.records import LaunchPlan
+from allranks.planning.records import LaunchPlan, load_plan
 from allranks.rundir import events as event_files
 from allranks.rundir.files import read_record, write_json
 from allranks.rundir.paths import RunDir, restrict_permissions, status_of
 from allranks.spec.records import RunSpec
 from allranks.utils import filesystem
-from allranks.utils.inputs import read_appended, read_regular
+from allranks.utils.inputs import read_appended
 from allranks.utils.redaction import redact
 from allranks.utils.text import sanitize
 
@@ -337,20 +337,12 @@ def recompute_metrics(run: RunDir, *, alive: bool) -> dict[str, Any] | None:
     before, status = read_record(run.metrics), status_of(run, alive=alive)
     if not ranks and (alive or not before.get("message")):
         return None
-    metrics = summarize(run.name, load_spec(run.spec), _planned(run), ranks, status) | progress_metrics(ranks)
+    metrics = summarize(run.name, load_spec(run.spec), load_plan(run), ranks, status) | progress_metrics(ranks)
     if status == "unfinished":
         metrics["message"] = UNFINISHED_MESSAGE.format(run.name)
     metrics |= {key: before[key] for key in ("message", "failure", "network") if key in before and not alive}
     write_json(run.metrics, metrics)
     return metrics
-
-
-def _planned(run: RunDir) -> LaunchPlan:
-    try:
-        return msgspec.json.decode(read_regular(run.plan), type=LaunchPlan)
-    except (OSError, msgspec.DecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        raise RequestError(f"{run.plan}: cannot read the plan: {why}; without it there is no summary") from None
 
 
 def reason_of_stop(reported: JobEnd, *, interrupted: bool) -> str:

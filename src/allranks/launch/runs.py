@@ -37,13 +37,12 @@ from allranks.launch.supervisor import LaunchedJob
 from allranks.nodes import preflight
 from allranks.nodes.preflight.request import check_start
 from allranks.planning import memory, rank_environment
-from allranks.planning.records import LaunchPlan
+from allranks.planning.records import LaunchPlan, load_plan
 from allranks.rundir import checkpoints
 from allranks.rundir.events import EventTail
 from allranks.rundir.files import read_record, write_json, write_text_atomic
 from allranks.rundir.paths import RunDir, create_run, find_run
 from allranks.spec import RunSpec, load_spec, spec_to_yaml
-from allranks.utils.inputs import read_regular
 from allranks.utils.redaction import redact_arguments, redact_env
 from allranks.version import __version__
 
@@ -288,19 +287,18 @@ def launch(
         job = get_launcher(spec.cluster.launcher).start(run_dir, spec, launch_plan, attempt, resume or {})
         limit = partial(StopLimit, run_dir, launch_plan)
         code = follow(job, tail, shown, counts, limit, launch_plan.grace_s)
-        # The driver makes a new plan if it excluded nodes.
-        ran = _planned(run_dir) or launch_plan
+        with suppress(RequestError):
+            launch_plan = load_plan(run_dir)  # the driver makes a new one if it excludes nodes
         interrupted = counts.interrupts + counts.stops > 0
         return finalize_run(
-            run_dir, spec, ran, code, interrupted=interrupted, scheduler_end_reason=job.end_reason(), end=job.end()
+            run_dir,
+            spec,
+            launch_plan,
+            code,
+            interrupted=interrupted,
+            scheduler_end_reason=job.end_reason(),
+            end=job.end(),
         )
-
-
-def _planned(run_dir: RunDir) -> LaunchPlan | None:
-    try:
-        return msgspec.json.decode(read_regular(run_dir.plan), type=LaunchPlan)
-    except (OSError, msgspec.DecodeError):
-        return None
 
 
 def resume(

@@ -13,8 +13,11 @@ import ipaddress
 
 import msgspec
 
+from allranks.errors import RequestError
 from allranks.planning.env_vars import EnvVar
 from allranks.rundir.files import UNVERSIONED
+from allranks.rundir.paths import RunDir
+from allranks.utils.inputs import read_regular
 
 
 class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +118,19 @@ PARTITION = "partition"
 """The GPUs of the nodes of the partition."""
 ON_NODE = "resolved on the node"
 """Provisional: the plan is for the CPU until the nodes report their GPUs."""
+
+
+def load_plan(run: RunDir) -> LaunchPlan:
+    """Return the plan of a run.
+
+    Raises:
+        RequestError: plan.json is missing or damaged.
+    """
+    try:
+        return msgspec.json.decode(read_regular(run.plan), type=LaunchPlan)
+    except (OSError, msgspec.DecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise RequestError(f"{run.plan}: cannot read the plan: {why}") from None
 
 
 class DeviceChoice(msgspec.Struct, frozen=True, kw_only=True):

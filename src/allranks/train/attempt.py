@@ -19,7 +19,6 @@ from allranks.spec import RunSpec
 from allranks.spec.records import DataSpec, ModelSpec
 from allranks.train.distributed import DistContext
 from allranks.train.step_metrics import StopRequest
-from allranks.utils.inputs import read_regular
 from allranks.utils.machine import host_name
 
 
@@ -72,11 +71,6 @@ class Attempt:
         """Write a line to the log of rank 0 only."""
         if self.world.is_first:
             self.say(text)
-
-
-def load_plan(run: RunDir) -> LaunchPlan:
-    """Return the plan of a run."""
-    return msgspec.json.decode(read_regular(run.plan), type=LaunchPlan)
 
 
 def load_attempt_args(run: RunDir, attempt: int) -> AttemptArgs:

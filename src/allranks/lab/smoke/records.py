@@ -15,14 +15,14 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from allranks.nodes.network.traffic import verify_network
-from allranks.planning.records import LaunchPlan
+from allranks.planning.records import LaunchPlan, load_plan
 from allranks.rundir.checkpoints import MANIFEST, find_damage
 from allranks.rundir.events import read_run_events
 from allranks.rundir.files import read_record
 from allranks.rundir.paths import RunDir
 from allranks.spec import load_spec
 from allranks.spec.records import RunSpec
-from allranks.utils.inputs import open_regular, read_regular
+from allranks.utils.inputs import open_regular
 from allranks.utils.machine import MachineFacts
 
 Event = dict[str, Any]
@@ -144,7 +144,7 @@ def read_evidence(run: RunDir, message: str = "") -> Evidence:
     seen = verify_network(run, 1)
     return Evidence(
         spec=load_spec(run.spec),
-        plan=msgspec.json.decode(read_regular(run.plan), type=LaunchPlan),
+        plan=load_plan(run),
         metrics=read_record(run.metrics),
         first=first,
         again={rank: events for rank, events in again.items() if events},

@@ -23,12 +23,11 @@ import msgspec
 from allranks.errors import CheckpointError, EnvironmentNotAble
 from allranks.nodes.slurm.answers import NoAnswer, is_lost
 from allranks.nodes.slurm.commands import JobState, Slurm
-from allranks.planning.records import LaunchPlan
+from allranks.planning.records import load_plan
 from allranks.rundir.checkpoints import read_manifest
 from allranks.rundir.files import read_json, write_json
 from allranks.rundir.paths import RunDir
 from allranks.spec import load_spec
-from allranks.utils.inputs import read_regular
 from allranks.utils.machine import host_name
 
 HEARTBEAT_S = 10.0  # between two beats of the driver
@@ -263,7 +262,7 @@ def _write_driver_record(run: RunDir, driver: Mapping[str, Any]) -> None:
 
 def _describe_loss(sign: str, run: RunDir, slurm: Slurm, job: str, driver: Mapping[str, Any], node: NodeLoss) -> str:
     host = driver.get("host", "?")
-    ranks = msgspec.json.decode(read_regular(run.plan), type=LaunchPlan).nodes[0].ranks
+    ranks = load_plan(run).nodes[0].ranks
     few = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
     state = slurm.node_state(str(host))
     if sign == SILENT and node.lost is False:
