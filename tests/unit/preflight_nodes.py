@@ -6,7 +6,7 @@ import msgspec
 
 from allranks.nodes.checks import NodeSurvey, PlanRequirements
 from allranks.nodes.network.choose import choose_network
-from allranks.nodes.network.links import ConnectionRound, NodeLinks, judge_links, sampled_links
+from allranks.nodes.network.links import NodeLinks, judge_links, sampled_links
 from allranks.nodes.preflight.runner import run_checks
 from allranks.nodes.records import (
     Check,
@@ -79,7 +79,7 @@ def in_folder(probe: Probe, role: str, **changes: object) -> Probe:
 def connected(hosts: list[str], answers: dict[str, ConnectionResults] | None = None) -> dict[str, NodeLinks]:
     """Verdicts on connections after one round; without `answers` every node reaches its targets."""
     given = {host: ConnectionResults(host=host, unreached=[]) for host in hosts} if answers is None else answers
-    return judge_links(hosts, ConnectionRound(targets=sampled_links(hosts, "seed"), answers=given))
+    return judge_links(sampled_links(hosts, "seed"), given)
 
 
 def survey(*probes: Probe, **changes: object) -> NodeSurvey:

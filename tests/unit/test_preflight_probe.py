@@ -250,7 +250,7 @@ def meet(*peers: dict, window_s: float = 1.0) -> list[dict]:
     found: list[dict] = []
 
     def run(index: int) -> None:
-        found.append(connectivity_probe.Sockets(connectivity_probe.node_of(request, index, time.monotonic())).run())
+        found.append(connectivity_probe.node_of(request, index).run())
 
     there = [index for index, peer in enumerate(peers) if not peer.get("absent")]
     threads = [threading.Thread(target=run, args=(index,)) for index in there]

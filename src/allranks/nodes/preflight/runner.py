@@ -6,7 +6,7 @@ The checks are those of `allranks.nodes.checks.registry`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.nodes.checks import NodeSurvey, PlanRequirements
 from allranks.nodes.checks.registry import CHECKS
 from allranks.nodes.network.choose import ChosenNetwork, choose_network
-from allranks.nodes.network.links import ConnectionRound, NodeLinks, judge_links, sampled_links, second_round
+from allranks.nodes.network.links import NodeLinks, judge_links, sampled_links
 from allranks.nodes.preflight.requirements import node_requirements, port_candidates, write_nonces
 from allranks.nodes.probes import connectivity_probe as reacher
 from allranks.nodes.probes import probe as prober
@@ -207,49 +207,23 @@ def connect_window_s(nodes: int) -> float:
 def _test_connectivity(
     where: TargetNodes, required: NodeRequirements, probes: list[Probe], network: ChosenNetwork | None
 ) -> tuple[dict[str, NodeLinks] | None, float]:
-    """Test connections in one round, and suspects in a second one; return each node's verdict, and the seconds."""
+    """Test connections with one srun step; return each node's verdict, and the seconds."""
     if network is None:
         return None, 0.0
-    hosts = [probe.host for probe in probes]
-    seats = {p.host: [p.host, network.seats[p.host].address, _ports(p)] for p in probes}
-    first, seconds = _round(where, required.python, seats, sampled_links(hosts, where.job_id), seed=where.job_id)
-    again = second_round(hosts, first, where.job_id)
-    if not again:
-        return judge_links(hosts, first), seconds
-    second, more_s = _round(where, required.python, {host: seats[host] for host in hosts if host in again}, again)
-    return judge_links(hosts, first, second), seconds + more_s
-
-
-def _ports(probe: Probe) -> list[int]:
-    """Return the rendezvous port if it is free, and one port of the range that Gloo and NCCL use."""
-    return sorted({*probe.free_ports[:1], probe.unused_port} - {0})
-
-
-def _round(
-    where: TargetNodes,
-    python: str,
-    seats: Mapping[str, list[Any]],
-    targets: Mapping[str, Sequence[str]],
-    *,
-    seed: str | None = None,
-) -> tuple[ConnectionRound, float]:
-    """Run one srun step. With `seed` the nodes derive the targets themselves; else they are sent."""
-    place = {host: index for index, host in enumerate(seats)}
+    # The rendezvous port if it is free, and one port of the range that Gloo and NCCL use.
+    seats = [[p.host, network.seats[p.host].address, sorted({*p.free_ports[:1], p.unused_port} - {0})] for p in probes]
     limit = connect_window_s(len(seats))
-    request: dict[str, Any] = {"seats": reacher.encode_seats(list(seats.values())), "window_s": limit}
-    if seed is None:
-        request["links"] = [[place[peer] for peer in targets[host]] for host in seats]
-    else:
-        request["seed"] = seed
-    program = NodeProgram(name="connectivity_probe.py", python=python, request=request)
-    answers, _ = _ask(where, program, limit + CONNECTIVITY_TIMEOUT_S, list(seats))
+    request = {"seats": reacher.encode_seats(seats), "window_s": limit, "seed": where.job_id}
+    program = NodeProgram(name="connectivity_probe.py", python=required.python, request=request)
+    hosts = [probe.host for probe in probes]
+    answers, _ = _ask(where, program, limit + CONNECTIVITY_TIMEOUT_S, hosts)
     facts_by_host = {host: line.facts() for host, line in answers.by_host().items()}
-    good = {
+    results = {
         host: msgspec.convert(facts, ConnectionResults)
         for host, facts in facts_by_host.items()
         if facts and "unreached" in facts
     }
-    return ConnectionRound(targets=targets, answers=good), answers.seconds
+    return judge_links(sampled_links(hosts, where.job_id), results), answers.seconds
 
 
 def _ask(
