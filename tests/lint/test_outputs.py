@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import stat
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from allranks.analysis.lint import lint
-from allranks.analysis.lint.output import apply_edits, github_commands, plan_repairs, sarif, write_repair
+from allranks.analysis.lint.output import apply_edits, github_commands, plan_repairs, write_repair
 from allranks.analysis.lint.records import Edit
 from allranks.cli.main import cli
 from allranks.errors import RequestError
@@ -106,46 +104,6 @@ def test_github_commands_cannot_be_forged(tmp_path: Path) -> None:
     assert "NCCL_P2P_LEVEL=a%250A::error::x" in lines[0], "the message is escaped, and is the end of the command"
     assert "line=3" in lines[1] and lines[2].startswith("::error file=") and "no such file" in lines[2]
     assert not lines[-1].startswith("::") and all("\n" not in line for line in lines)
-
-
-def test_sarif_has_what_code_scanning_needs(tmp_path: Path) -> None:
-    path = tmp_path / "a b.sh"
-    path.write_text(
-        "#!/bin/bash\nexport NCCL_TIMEOUT=1\nexport NCCL_P2P_DISABLE=1 # allranks: ignore[*]\nexport "
-        "NCCL_IB_DISABLE=1\n"
-    )
-    code, shown = run(path, tmp_path / "none.sh", "--format", "sarif", "--level", "note")
-    document = json.loads(shown)
-    assert code == 2 and document["version"] == "2.1.0" and document == sarif(lint([path, tmp_path / "none.sh"]))
-    (one,) = document["runs"]
-    rules = one["tool"]["driver"]["rules"]
-    for result in one["results"]:
-        if "suppressions" not in result:
-            assert rules[result["ruleIndex"]]["id"] == result["ruleId"]
-        place = result["locations"][0]["physicalLocation"]
-        assert place["artifactLocation"]["uri"].startswith("file:///") and place["artifactLocation"]["uri"].endswith(
-            "a%20b.sh"
-        )
-        assert result["level"] in ("error", "warning", "note") and place["region"]["startLine"] >= 1
-    assert [r["ruleId"] for r in one["results"]] == ["unknown-variable", "transport-disabled", "transport-disabled"]
-    assert one["invocations"][0]["executionSuccessful"] is False
-
-
-@pytest.mark.parametrize("finder", ["shellcheck", "bash"])
-def test_findings_about_the_shell_are_in_sarif_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finder: str
-) -> None:
-    which = shutil.which
-    if finder == "bash":
-        monkeypatch.setattr(
-            "shutil.which", lambda name, *a, **k: None if name == "shellcheck" else which(name, *a, **k)
-        )
-    path = tmp_path / "a.sh"
-    path.write_text("#!/bin/bash\nexport NCCL_TIMEOUT=1\nif true; then\n")
-    (one,) = sarif(lint([path]))["runs"]
-    rules = one["tool"]["driver"]["rules"]
-    assert all(rules[result["ruleIndex"]]["id"] == result["ruleId"] for result in one["results"])
-    assert any(rule["id"].startswith(("SC", "shell-syntax")) for rule in rules)
 
 
 def test_the_version_of_slurm_is_checked(tmp_path: Path) -> None:

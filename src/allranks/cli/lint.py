@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from allranks.analysis.lint import LintReport
 
 LEVELS = ("note", "warning", "error")
-FORMATS = ("text", "json", "github", "sarif")
+FORMATS = ("text", "json", "github")
 
 
 @click.command("lint")
@@ -75,10 +75,6 @@ def _print(report: LintReport, form: str, hidden: int) -> None:
 
     if form == "json":
         print_json(msgspec.to_builtins(report))
-    elif form == "sarif":
-        from allranks.analysis.lint.output import sarif
-
-        print_json(sarif(report))
     elif form == "github":
         from allranks.analysis.lint.output import github_commands
 

@@ -48,7 +48,7 @@ SAME_MISTAKE = (
     ("address-without-host", "master-address", "scontrol-in-container"),
     ("expanded-too-early", "unset-variable"),
     ("one-node-only", "several-torchruns", "node-count", "node-rank-missing", "cpus-not-inherited"),
-    ("variable-in-directive", "directive-not-read", "directive-refused"),
+    ("variable-in-directive", "directive-not-read"),
 )
 """Rules that see one mistake from several sides: of each group, a line has only the most severe finding, or else the
 first one."""

@@ -1,4 +1,4 @@
-"""Show findings: on a terminal by file and line, as workflow commands of GitHub Actions, and as SARIF 2.1.0."""
+"""Show findings on a terminal by file and line, or as workflow commands of GitHub Actions; repair files."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 from rich.console import Console
@@ -23,7 +22,6 @@ from allranks.errors import RequestError
 from allranks.utils.filesystem import write_error
 from allranks.utils.inputs import STDIN_NAME, read_input
 from allranks.utils.redaction import redact
-from allranks.version import __version__
 
 # ----------------------------------------------------------------------------------------- terminal
 
@@ -171,57 +169,6 @@ def _github_escape(text: str, more: str = "") -> str:
     for char in "%\r\n" + more:
         text = text.replace(char, f"%{ord(char):02X}")
     return text
-
-
-# -------------------------------------------------------------------------------------------- SARIF
-
-SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-
-
-def sarif(report: LintReport) -> dict[str, Any]:
-    """Return one SARIF document with all rules that have findings, also those of ShellCheck."""
-    used = {finding.id: finding for finding in reversed(report.findings)}
-    names = [name for name in RULES if name in used] + sorted(used.keys() - RULES.keys())
-    numbers = {name: number for number, name in enumerate(names)}
-    driver = {"name": "allranks lint", "version": __version__, "rules": [_sarif_rule(used[name]) for name in names]}
-    unread = (f"{u.file}{f':{u.line}' if u.line else ''}: {u.why}" for u in report.unread)
-    notes = [{"level": "error", "message": {"text": text}} for text in unread]
-    run = {
-        "tool": {"driver": driver},
-        "columnKind": "unicodeCodePoints",
-        "results": [_sarif_result(finding, numbers[finding.id]) for finding in report.findings]
-        + [{**_sarif_result(finding), "suppressions": [{"kind": "inSource"}]} for finding in report.allowed],
-        "invocations": [{"executionSuccessful": not report.unread, "toolExecutionNotifications": notes}],
-    }
-    return {"$schema": SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}
-
-
-def _sarif_rule(finding: LintFinding) -> dict[str, Any]:
-    rule = RULES.get(finding.id, finding)
-    return {
-        "id": rule.id,
-        "shortDescription": {"text": rule.id.replace("-", " ")},
-        "fullDescription": {"text": rule.why},
-        "help": {"text": f"Fix: {rule.cure or 'see the message'}. Source: {rule.source}"},
-        "defaultConfiguration": {"level": rule.severity},
-    }
-
-
-def _sarif_result(finding: LintFinding, number: int | None = None) -> dict[str, Any]:
-    region = {"startLine": finding.line, "startColumn": finding.column, "snippet": {"text": finding.text}}
-    index = {} if number is None else {"ruleIndex": number}
-    return {
-        "ruleId": finding.id,
-        **index,
-        "level": finding.severity,
-        "message": {"text": f"{finding.message}. {finding.why} Fix: {finding.cure}"},
-        "locations": [{"physicalLocation": {"artifactLocation": {"uri": _sarif_uri(finding.file)}, "region": region}}],
-    }
-
-
-def _sarif_uri(name: str) -> str:
-    path = PurePosixPath(name)
-    return ("file://" if path.is_absolute() else "") + quote(str(path))
 
 
 class Repair(msgspec.Struct, frozen=True):

@@ -187,21 +187,6 @@ def ssh(job: JobDescription) -> Iterator[Violation]:
             yield Violation(call.offset, f"{call.program} starts the ranks of other nodes")
 
 
-@note(
-    "old-launcher",
-    why="torch.distributed.launch is deprecated; it passes --local-rank, which programs that know only --local_rank "
-    "refuse.",
-    cure="use torchrun, which has the same options",
-    source="torch/distributed/run.py",
-    bad="python -m torch.distributed.launch --nproc_per_node=2 train.py",
-    good="torchrun --nproc_per_node=2 train.py",
-)
-def old(job: JobDescription) -> Iterator[Violation]:
-    for launch in job.launches:
-        if launch.kind == "torch.distributed.launch":
-            yield Violation(launch.call.offset, "torch.distributed.launch is deprecated")
-
-
 def _exports(job: JobDescription) -> Iterator[tuple[int, str, ProgramCall | None]]:
     """Yield every ``--export`` value, with the srun that has it."""
     if "export" in job.heading:

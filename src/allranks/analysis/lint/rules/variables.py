@@ -461,30 +461,6 @@ NEEDED_OPTIONS = {
 }
 
 
-@note(
-    "slurm-tmpdir",
-    why="Slurm does not set SLURM_TMPDIR; only the prologs of some clusters do. Elsewhere it is empty, and "
-    "$SLURM_TMPDIR/x is /x.",
-    cure="${SLURM_TMPDIR:-/tmp/$USER.$SLURM_JOB_ID}, created with mkdir -p on every node",
-    source="tested with Slurm 22.05",
-    bad="cp data.tar $SLURM_TMPDIR/",
-    good='cp data.tar "${SLURM_TMPDIR:-/tmp/$USER.$SLURM_JOB_ID}/"',
-)
-def tmpdir(job: JobDescription) -> Iterator[Violation]:
-    if job.has("SLURM_TMPDIR"):
-        return
-    for use in job.uses:
-        if (
-            use.name == "SLURM_TMPDIR"
-            and not use.operator.startswith((":-", "-", ":+", "+", ":?", "?"))
-            and use.program not in ("[", "[[", "test")
-        ):
-            guarded = any(u.program in ("[", "[[", "test") or u.operator for u in job.uses if u.name == "SLURM_TMPDIR")
-            if not guarded:
-                yield Violation(use.offset, "$SLURM_TMPDIR is empty on a cluster that does not set it", severity="note")
-            return
-
-
 @warning(
     "secret-in-script",
     why="Everybody who can read the file, its history or the job's command line has the token.",
