@@ -76,25 +76,12 @@ class _ProgressPrinter:
             self.say(error_line(event))
 
 
-FIRST_REMOVED = ("min-max", "min-max", "ranks", "ratio", "formula")
-"""Columns that a narrow terminal loses first."""
-
-
 def _show(console: SafeConsole, done: Comparison) -> None:
-    from allranks.experiments.output import counted_repeats_text, memory_table, parts_table, speed_table, traffic_table
+    from allranks.experiments.output import terminal_tables
 
-    names = [row.strategy for row in done.rows]
-    base = next((n for n in ("pytorch_ddp", "simple_ddp", *names) if n in names), None)
-    repeats = counted_repeats_text(done.measured, done.rows)
-    ranges = f"min-max of {repeats} repeats" if repeats != "1" else "one repeat has no range"
-    for table, note in (
-        (speed_table(done.rows), f"gates: parity, mechanism, equal work; {ranges}"),
-        (parts_table(done.rows), f"{ranges}; exposed, idle, overlap: of ranks and profiled steps"),
-        (traffic_table(done.rows), ""),
-        (memory_table(done.rows, base), f"rank with most; ratio: state against {base}; ranks: range of the peaks"),
-    ):
+    for table, note in terminal_tables(done.rows, done.measured):
         console.print()
-        removed = narrow_table(table, console, FIRST_REMOVED)
+        removed = narrow_table(table, console)
         console.print(table)
         if hint := left_out_line(removed, console.width):
             console.print(f"[dim]{hint}; --json and the page have all[/dim]", highlight=False)

@@ -159,20 +159,10 @@ def left_out_line(titles: Sequence[str], width: int) -> str | None:
     return f"not shown in {width} columns: {', '.join(titles)}" if titles else None
 
 
-def narrow_table(table: Table, console: Console, first: Sequence[str] = ()) -> list[str]:
-    """Remove columns until a table fits the console; the first column stays. Return the titles of the removed ones.
-
-    Args:
-        first: titles of the columns that are removed before others, which go from right to left.
-    """
+def narrow_table(table: Table, console: Console) -> list[str]:
+    """Remove columns from the right until a table fits the console; the first column stays. Return their titles."""
     removed: list[str] = []
-    order = [*first, *(str(column.header) for column in reversed(table.columns[1:]))]
-    for title in order:
-        wide = console.options.update(width=UNLIMITED_COLUMNS)
-        if Measurement.get(console, wide, table).maximum <= console.width:
-            break
-        index = next((i for i in reversed(range(1, len(table.columns))) if table.columns[i].header == title), None)
-        if index is not None:
-            del table.columns[index]
-            removed.insert(0, title)
+    wide = console.options.update(width=UNLIMITED_COLUMNS)
+    while len(table.columns) > 1 and Measurement.get(console, wide, table).maximum > console.width:
+        removed.insert(0, str(table.columns.pop().header))
     return removed

@@ -16,7 +16,7 @@ from allranks.analysis.trace.records import PHASES, Breakdown
 from allranks.errors import RunFailed, SpecError
 from allranks.experiments.conclusions import CommunicationModel, Prediction, recommend_strategy
 from allranks.experiments.gates import ComparisonRow, evaluate_strategies, trial_limits
-from allranks.experiments.output import comparison_page, csv_text, file_blocks
+from allranks.experiments.output import comparison_page, csv_text, file_links
 from allranks.launch import runs
 from allranks.launch.preview import PreparedRun, prepare
 from allranks.launch.runs import Observer
@@ -169,7 +169,7 @@ def write_comparison(run: RunDir, measured: dict[str, Any]) -> Comparison:
     )
     write_json(run.root / "comparison.json", done.document())
     write_text_atomic(run.root / "comparison.csv", csv_text(found))
-    files = file_blocks(run.root, [row.strategy for row in found])
+    files = file_links(run.root, [row.strategy for row in found])
     page = comparison_page(run.name, measured, found, advice, predictions, files)
     write_text_atomic(run.root / "comparison.html", page)
     return done
