@@ -14,7 +14,7 @@ import torch
 from allranks.errors import DataError
 from allranks.planning.records import BatchPlan
 from allranks.spec.records import DataSpec, EvalSpec
-from allranks.train.data.batch_feed import BatchFeed, PinnedBuffers
+from allranks.train.data.batch_feed import BatchFeed
 from allranks.train.data.batches import PackedRows, SampleOrder, collate, collate_labelled, noise_batch, prepared_noise
 from allranks.train.data.prepared import TokenSet
 
@@ -79,24 +79,12 @@ def assert_equal(one: Any, other: Any) -> None:
 def test_batches_are_those_of_the_plan_from_the_first_step_on(make: Any, first: int) -> None:
     planned = [make(rows) for step in range(first, STEPS) for rows in order().micro_batches(step)]
     feed = BatchFeed(order(), make, CPU, first, STEPS, ahead=True)
-    taken = [feed.take() for _ in planned]  # all are compared at the end: the buffers are used again by then
+    taken = [feed.take() for _ in planned]
     with pytest.raises(StopIteration):
         feed.take()
     feed.close()
     for one, other in zip(taken, planned, strict=True):
         assert_equal(one, other)
-
-
-def test_two_buffers_are_used_in_turn_and_grow() -> None:
-    buffers = PinnedBuffers(CPU)
-    places = []
-    for rows in ([0], [1], [2], [0, 1, 2, 3], [4, 5, 6, 7], [8], [9]):
-        batch = text(np.array(rows))
-        assert_equal(buffers.use(buffers.send(batch)), batch)
-        places.append([b.data_ptr() for b in buffers._buffers if b.numel()])
-    assert len(places[0]) == 1
-    assert len(set(places[-1])) == 2
-    assert places[-1] == places[-3]  # smaller batches need no other memory
 
 
 def test_one_batch_is_made_ahead_in_another_thread() -> None:
@@ -171,24 +159,3 @@ def test_a_feed_that_is_closed_makes_no_more_and_waits_for_nothing() -> None:
     assert feed._thread is not None
     feed._thread.shutdown(wait=True)
     assert len(made) <= 2
-
-
-def test_any_tensor_keeps_its_values_dtype_and_shape() -> None:
-    """Also one without elements, of single bytes, of a number, or that is not contiguous."""
-    buffers = PinnedBuffers(CPU)
-
-    class Odd:
-        def __init__(self, *tensors: torch.Tensor) -> None:
-            self.tensors = tensors
-
-        def map_tensors(self, function: Any) -> Odd:
-            return Odd(*[function(t) for t in self.tensors])
-
-    given = (
-        torch.ones(3, dtype=torch.bool),
-        torch.empty(0, dtype=torch.int64),
-        torch.tensor(2.5),
-        torch.arange(6).view(2, 3).t(),
-    )
-    found = buffers.use(buffers.send(Odd(*given))).tensors
-    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found, given, strict=True))
