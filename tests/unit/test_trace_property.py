@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from allranks.analysis.trace import analyse
 from allranks.analysis.trace.diff import compare_last
-from allranks.analysis.trace.output import write_all, write_comparison
+from allranks.analysis.trace.output import write_all
 from allranks.analysis.trace.records import Breakdown
 from allranks.analysis.trace.tables import comparison_blocks, report_blocks, text_lines
 from allranks.cli.trace import as_document
@@ -125,7 +125,7 @@ def use(folder: Path) -> bool:
                 add_up(b)
     assert list(text_lines(comparison_blocks(comparison, 80), 80))
     json.dumps(as_document(reports, comparison), allow_nan=False)
-    for path in [*write_all(reports, folder / "out"), write_comparison(comparison, folder / "out")]:
+    for path in write_all(reports, folder / "out", comparison):
         assert path.stat().st_size > 0
     return True
 

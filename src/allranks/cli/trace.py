@@ -71,9 +71,9 @@ def trace_command(
 
         comparison = compare_last(reports, analyse([resolve_run_path(other, run_root)], workers=workers))
     if out:
-        from allranks.analysis.trace.output import write_all, write_comparison
+        from allranks.analysis.trace.output import write_all
 
-        written = [*write_all(reports, out), *([write_comparison(comparison, out)] if comparison else [])]
+        written = write_all(reports, out, comparison)
     if as_json:
         print_json(as_document(reports, comparison, written))
     else:

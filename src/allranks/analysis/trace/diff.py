@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from msgspec import field, structs
 
-from allranks.analysis.trace.records import PHASES, Breakdown, Record, TopRow, TraceReport
+from allranks.analysis.trace.records import PHASES, Record, TopRow, TraceReport
+from allranks.analysis.trace.steps import sum_breakdowns
 
 Unit = Literal["s", "bytes", "bytes/s", "share", "count"]
+Group = Literal["time", "phase", "collective", "memory", "kernel", "operator"]
+Figures = dict[tuple[Group, str, Unit], float]
 MAX_CHANGED_ROWS = 15
-_PARTS = ("span_s", "compute_s", "exposed_comm_s", "copy_s", "idle_s", "comm_s", "overlapped_comm_s")
 _NAMES = {
     "span_s": "time",
     "compute_s": "compute",
@@ -29,7 +31,7 @@ _NAMES = {
 class DiffRow(Record, frozen=True):
     """One figure of both runs. None: that run does not have it."""
 
-    group: Literal["time", "phase", "collective", "memory", "kernel", "operator"]
+    group: Group
     name: str
     unit: Unit
     a: float | None
@@ -46,18 +48,6 @@ class Comparison(Record, frozen=True):
     remarks: tuple[str, ...]
     rows: tuple[DiffRow, ...]
     changed: tuple[DiffRow, ...] = field(default=())  # operators and kernels, the largest differences first
-
-
-class _ComparedRun:
-    """One run, and the divisor of its sums."""
-
-    def __init__(self, report: TraceReport, by_step: bool) -> None:
-        self.report = report
-        steps = sum(len(r.steps) for r in report.ranks)
-        self.parts = steps if by_step else len(report.ranks)
-
-    def mean(self, value: float | None) -> float | None:
-        return None if value is None else value / self.parts
 
 
 def compare_last(a: Sequence[TraceReport], b: Sequence[TraceReport]) -> Comparison:
@@ -77,101 +67,72 @@ def compare_last(a: Sequence[TraceReport], b: Sequence[TraceReport]) -> Comparis
 def compare_reports(a: TraceReport, b: TraceReport) -> Comparison:
     """Compare two runs. Times are per rank and step if every rank of both runs has steps, otherwise per rank."""
     by_step = all(r.steps for report in (a, b) for r in report.ranks)
-    left, right = _ComparedRun(a, by_step), _ComparedRun(b, by_step)
-    rows = [*_times(left, right), *_phases(left, right), *_collectives(left, right), *_memory(left, right)]
+    changed = _rows(*(_tops(report, _divisor(report, by_step)) for report in (a, b)))
     return Comparison(
         a=_title(a),
         b=_title(b),
         per="rank and step" if by_step else "rank",
         remarks=tuple(_remarks(a, b, by_step)),
-        rows=tuple(rows),
-        changed=tuple(_changed(left, right)),
+        rows=tuple(_rows(*(_figures(report, _divisor(report, by_step)) for report in (a, b)))),
+        changed=tuple(sorted(changed, key=lambda r: -abs((r.a or 0.0) - (r.b or 0.0)))[:MAX_CHANGED_ROWS]),
     )
+
+
+def _divisor(report: TraceReport, by_step: bool) -> int:
+    return sum(len(r.steps) for r in report.ranks) if by_step else len(report.ranks)
 
 
 def _title(report: TraceReport) -> str:
     return f"{report.name}, window {report.window}" if report.window else report.name
 
 
-def _row(group: str, name: str, unit: Unit, a: float | None, b: float | None) -> DiffRow:
-    ratio = a / b if a is not None and b else None
-    return DiffRow(group=group, name=name, unit=unit, a=a, b=b, ratio=ratio)  # type: ignore[arg-type]
-
-
-def _times(left: _ComparedRun, right: _ComparedRun) -> Iterable[DiffRow]:
-    for part in _PARTS:
-        a, b = (_sum(s.report, lambda t, part=part: getattr(t, part)) for s in (left, right))
-        yield _row("time", _NAMES[part], "s", left.mean(a), right.mean(b))
-    yield _row("time", "overlap", "share", _overlap(left.report), _overlap(right.report))
-    if left.report.pairing.paired and right.report.pairing.paired:
-        a, b = left.report.pairing, right.report.pairing
-        yield _row("time", "waiting for the last rank", "s", left.mean(a.wait_s), right.mean(b.wait_s))
-        yield _row("time", "transfer", "s", left.mean(a.transfer_s), right.mean(b.transfer_s))
-
-
-def _sum(report: TraceReport, of: Callable[[Breakdown], float]) -> float:
-    return sum(of(r.total) for r in report.ranks)
-
-
-def _overlap(report: TraceReport) -> float | None:
-    comm = _sum(report, lambda t: t.comm_s)
-    return _sum(report, lambda t: t.overlapped_comm_s) / comm if comm > 0 else None
-
-
-def _phases(left: _ComparedRun, right: _ComparedRun) -> Iterable[DiffRow]:
-    on_cpu = left.report.device == right.report.device == "cpu"
-    what = "compute" if on_cpu else "compute launched"
-    for phase in PHASES:
-        a, b = (sum(p.busy_s for r in s.report.ranks for p in r.phases if p.phase == phase) for s in (left, right))
-        if a or b:
-            yield _row("phase", f"{phase}, {what}", "s", left.mean(a), right.mean(b))
-
-
-def _collectives(left: _ComparedRun, right: _ComparedRun) -> Iterable[DiffRow]:
-    found = [{c.kind: c for c in s.report.collectives} for s in (left, right)]
-    for kind in sorted({*found[0], *found[1]}):
-        a, b = found[0].get(kind), found[1].get(kind)
-        yield _row(
-            "collective", f"{kind}, count", "count", left.mean(a.count if a else 0), right.mean(b.count if b else 0)
+def _rows(a: Figures, b: Figures) -> list[DiffRow]:
+    return [
+        DiffRow(
+            group=key[0], name=key[1], unit=key[2], a=a.get(key), b=b.get(key), ratio=_ratio(a.get(key), b.get(key))
         )
-        yield _row(
-            "collective", f"{kind}, time", "s", left.mean(a.total_s if a else 0), right.mean(b.total_s if b else 0)
-        )
-        sizes = (a.bytes if a else 0, b.bytes if b else 0)
-        if any(sizes):
-            yield _row("collective", f"{kind}, bytes", "bytes", left.mean(sizes[0]), right.mean(sizes[1]))
-        bus = (a.busbw_bytes_s if a else None, b.busbw_bytes_s if b else None)
-        if any(bus):
-            yield _row("collective", f"{kind}, bus bandwidth", "bytes/s", *bus)
-
-
-def _memory(left: _ComparedRun, right: _ComparedRun) -> Iterable[DiffRow]:
-    peaks = [
-        [m.peak_bytes for r in s.report.ranks for m in r.memory if _counts(s.report, m.device)] for s in (left, right)
+        for key in dict.fromkeys([*a, *b])
     ]
-    if any(peaks):
-        yield _row("memory", "highest peak", "bytes", *(float(max(p)) if p else None for p in peaks))
 
 
-def _counts(report: TraceReport, device: str) -> bool:
-    """Return whether this is memory of the device that computes; host memory of a GPU run is not compared."""
-    return (device == "cpu") == (report.device == "cpu")
+def _ratio(a: float | None, b: float | None) -> float | None:
+    return a / b if a is not None and b else None
 
 
-def _changed(left: _ComparedRun, right: _ComparedRun) -> list[DiffRow]:
-    """Return rows of both lists by the size of their difference. A row in one list only may be below the end of the
-    other."""
-    rows = _tops("kernel", left, right, left.report.top_kernels, right.report.top_kernels)
-    rows += _tops("operator", left, right, left.report.top_operators, right.report.top_operators)
-    return sorted(rows, key=lambda r: -abs((r.a or 0.0) - (r.b or 0.0)))[:MAX_CHANGED_ROWS]
+def _figures(report: TraceReport, parts: int) -> Figures:
+    """Return the known figures of a run; sums over ranks and steps are divided by `parts`."""
+    whole, pairing = sum_breakdowns([r.total for r in report.ranks]), report.pairing
+    found: Figures = {("time", name, "s"): getattr(whole, part) / parts for part, name in _NAMES.items()}
+    if whole.overlap is not None:
+        found["time", "overlap", "share"] = whole.overlap
+    if pairing.paired:
+        found["time", "waiting for the last rank", "s"] = pairing.wait_s / parts
+        found["time", "transfer", "s"] = pairing.transfer_s / parts
+    for phase in PHASES:
+        if busy := sum(p.busy_s for r in report.ranks for p in r.phases if p.phase == phase):
+            found["phase", f"{phase}, compute", "s"] = busy / parts
+    for c in report.collectives:
+        found["collective", f"{c.kind}, count", "count"] = c.count / parts
+        found["collective", f"{c.kind}, time", "s"] = c.total_s / parts
+        if c.bytes:
+            found["collective", f"{c.kind}, bytes", "bytes"] = c.bytes / parts
+        if c.busbw_bytes_s:
+            found["collective", f"{c.kind}, bus bandwidth", "bytes/s"] = c.busbw_bytes_s
+    # host memory of a GPU run is not compared
+    peaks = [m.peak_bytes for r in report.ranks for m in r.memory if (m.device == "cpu") == (report.device == "cpu")]
+    if peaks:
+        found["memory", "highest peak", "bytes"] = max(peaks)
+    return found
 
 
-def _tops(
-    group: str, left: _ComparedRun, right: _ComparedRun, a: Sequence[TopRow], b: Sequence[TopRow]
-) -> list[DiffRow]:
-    first, second = ({row.name: row.total_s for row in rows} for rows in (a, b))
-    names = list(dict.fromkeys([*first, *second]))
-    return [_row(group, name, "s", left.mean(first.get(name)), right.mean(second.get(name))) for name in names]
+def _tops(report: TraceReport, parts: int) -> Figures:
+    """Return the time of each listed kernel and operator. One that only one run lists may be below the end of the other
+    list."""
+    tops: tuple[tuple[Group, tuple[TopRow, ...]], ...] = (
+        ("kernel", report.top_kernels),
+        ("operator", report.top_operators),
+    )
+    return {(group, row.name, "s"): row.total_s / parts for group, rows in tops for row in rows}
 
 
 def _remarks(a: TraceReport, b: TraceReport, by_step: bool) -> Iterable[str]:

@@ -5,34 +5,38 @@ Names come from the traced programs and are escaped as text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
+from allranks.analysis.report.figures import ACTIVITY_COLOURS
 from allranks.analysis.report.html import (
+    Bar,
+    Bars,
     Cell,
     Item,
     Items,
     KeyFigure,
     Page,
-    Row,
+    Part,
     Section,
     Table,
-    Text,
-    long_cell,
-    number_cell,
-    plotly_source,
     render,
     table,
 )
-from allranks.analysis.trace import charts
-from allranks.analysis.trace.records import TraceReport
+from allranks.analysis.trace.records import Breakdown, TraceReport
 from allranks.analysis.trace.steps import sum_breakdowns
 from allranks.analysis.trace.tables import Block, Line, report_parts
 from allranks.analysis.trace.tables import Cell as TerminalCell
 from allranks.analysis.trace.tables import Table as TerminalTable
 from allranks.utils.text import format_bytes, format_percent_of, format_seconds, sanitize
 
-MAX_RANK_ROWS = 64
+MAX_BARS = 32
 NAME_WIDTH = 200  # of the terminal that would have the names of the page
+_PARTS: tuple[tuple[str, str, Callable[[Breakdown], float]], ...] = (
+    ("compute", "compute", lambda b: b.compute_s),
+    ("exposed communication", "exposed", lambda b: b.exposed_comm_s),
+    ("copies", "copy", lambda b: b.copy_s),
+    ("idle", "idle", lambda b: b.idle_s),
+)
 
 
 def key_figures(report: TraceReport) -> list[KeyFigure]:
@@ -97,25 +101,59 @@ def page_tables(blocks: Iterable[Block]) -> list[Table | None]:
     ]
 
 
-def file_table(report: TraceReport) -> Table | None:
-    rows: list[Row] = [
-        [
-            number_cell(str(r.rank)),
-            long_cell(sanitize(r.path)),
-            number_cell(format_bytes(r.file_bytes, digits=4)),
-            number_cell(f"{r.n_events:,}"),
-            Cell("yes") if r.whole else Cell("no", "bad"),
-        ]
-        for r in report.ranks[:MAX_RANK_ROWS]
+def _bars(title: str, ranks: Sequence[tuple[int, list[tuple[str, str, float]]]], note: str) -> Bars | None:
+    """Return a stacked bar of times for each rank; its parts are (name, colour, seconds)."""
+    shown = [(rank, parts, sum(seconds for _, _, seconds in parts)) for rank, parts in ranks[:MAX_BARS]]
+    longest = max((total for _, _, total in shown), default=0.0)
+    if longest <= 0:
+        return None
+    if len(ranks) > MAX_BARS:
+        note += f" {len(ranks) - MAX_BARS} more ranks are in summary.csv."
+    bars = [
+        Bar(
+            f"rank {rank}",
+            [Part(name, format_seconds(seconds), 100 * seconds / longest, paint) for name, paint, seconds in parts],
+            format_seconds(total),
+        )
+        for rank, parts, total in shown
     ]
-    return table("files", "Trace files", ["rank", "file", "size", "events", "whole"], rows)
+    return Bars(title, bars, [(name, paint) for name, paint, _ in shown[0][1]], note)
+
+
+def _breakdown_bars(report: TraceReport) -> Bars | None:
+    ranks = [
+        (r.rank, [(name, ACTIVITY_COLOURS[paint], of(r.total)) for name, paint, of in _PARTS]) for r in report.ranks
+    ]
+    return _bars("Time by rank", ranks, report.definition)
+
+
+def _waiting_bars(report: TraceReport) -> Bars | None:
+    """Return the sums over the collectives of each rank: transfer, and waiting for others."""
+    waited = {s.rank: s.wait_s for s in report.stragglers}
+    launched = dict.fromkeys(waited, 0.0)
+    for row in report.launches:
+        if row.rank in waited:
+            launched[row.rank] += row.time_s
+    fake = report.startup.fake_wait_s if report.startup else {}
+    ranks = [
+        (
+            rank,
+            [
+                ("transfer", ACTIVITY_COLOURS["hidden"], max(launched[rank] - wait - fake.get(rank, 0.0), 0.0)),
+                ("waiting for the last rank", ACTIVITY_COLOURS["wait"], wait),
+            ],
+        )
+        for rank, wait in sorted(waited.items())
+    ]
+    note = "Sums over collectives, including concurrent ones. The other ranks wait for the rank with the least waiting."
+    return _bars("Transfer and waiting, by rank", ranks, note)
 
 
 SEVERITIES = {"error": "bad", "warning": "warn", "note": "muted"}
 
 
 def summary_html(report: TraceReport) -> str:
-    """Return the page. Without plotly (the `report` extra) it has no charts, and explains how to get them."""
+    """Return the page."""
     files = (
         "summary.csv and collectives.csv contain these figures in machine-readable form; merged.json.gz contains the "
         "traces of all ranks on one clock, for ui.perfetto.dev."
@@ -124,20 +162,14 @@ def summary_html(report: TraceReport) -> str:
     page = Page(
         "trace analysis", name, _sections(report), _subtitle(report), None, [banner], key_figures(report), [files]
     )
-    return render(page, plotly_source())
+    return render(page)
 
 
 def verdict(report: TraceReport) -> str:
     """Return in a few sentences what the time was spent on, and for whom the ranks waited."""
     total = sum_breakdowns([r.total for r in report.ranks])
-    parts = {
-        "compute": total.compute_s,
-        "exposed communication": total.exposed_comm_s,
-        "copies": total.copy_s,
-        "idle time": total.idle_s,
-    }
-    shares = [(part, seconds / total.span_s) for part, seconds in parts.items() if total.span_s]
-    first, *rest = sorted((one for one in shares if one[1] >= 0.005), key=lambda one: -one[1]) or [("idle time", 1.0)]
+    shares = [(name, of(total) / total.span_s) for name, _, of in _PARTS if total.span_s]
+    first, *rest = sorted((one for one in shares if one[1] >= 0.005), key=lambda one: -one[1]) or [("idle", 1.0)]
     text = f"{first[1]:.0%} of the time is {first[0]}"
     text += "".join(f", {share:.0%} {part}" for part, share in rest) + "."
     if not total.comm_s:
@@ -162,25 +194,23 @@ def _sections(report: TraceReport) -> list[Section]:
         "Counts and times are totals of all ranks. Bandwidth is bytes over transfer time, or over the whole duration "
         "of collectives that were found on one rank only; GB is 10^9 bytes."
     )
-    startup, problems = (
-        _startup(report),
-        [
-            Item(p.severity, SEVERITIES[p.severity], sanitize(f"{p.file}: {p.message}" if p.file else p.message))
-            for p in report.problems
-        ],
-    )
-    notes = [Text("", [startup]) if startup else None, Items("", problems) if problems else None]
-    communication = [charts.waiting_chart(report), charts.bandwidth_chart(report)]
-    time = [charts.breakdown_chart(report), charts.overlap_chart(report), charts.step_chart(report)]
+    problems = [
+        Item(p.severity, SEVERITIES[p.severity], sanitize(f"{p.file}: {p.message}" if p.file else p.message))
+        for p in report.problems
+    ]
     return [
-        Section("time", "Time", [("two", time), ("stack", parts["time"])], shares),
-        Section("collectives", "Collectives", [("two", communication), ("stack", parts["collectives"])], sums),
+        Section("time", "Time", [("stack", [_breakdown_bars(report), *parts["time"]])], shares),
+        Section("collectives", "Collectives", [("stack", [_waiting_bars(report), *parts["collectives"]])], sums),
         Section("stragglers", "Stragglers", [("stack", parts["stragglers"])]),
         Section("program", "Phases", [("stack", parts["phases"])]),
         Section("tops", "Kernels and operators", [("stack", parts["tops"])]),
-        Section("memory", "Memory", [("two", [charts.memory_chart(report)]), ("stack", parts["memory"])]),
-        Section("problems", "Notes about these figures", [("stack", notes)], short="Notes"),
-        Section("files", "Files", [("stack", [file_table(report)])]),
+        Section("memory", "Memory", [("stack", parts["memory"])]),
+        Section(
+            "problems",
+            "Notes about these figures",
+            [("stack", [Items("", problems) if problems else None])],
+            short="Notes",
+        ),
     ]
 
 
@@ -195,16 +225,3 @@ def _subtitle(report: TraceReport) -> list[str]:
         report.backend or "",
     ]
     return [sanitize(p, 200) for p in parts if p]
-
-
-def _startup(report: TraceReport) -> str:
-    s = report.startup
-    if s is None or s.skew_s <= 0:
-        return ""
-    removed = max(s.removed_s.values(), default=0.0)
-    cut = (
-        f" Up to {format_seconds(removed)} per rank were left out: the windows start after {s.until}."
-        if removed > 0
-        else ""
-    )
-    return sanitize(f"The profilers started {format_seconds(s.skew_s)} apart.{cut}")
