@@ -49,16 +49,13 @@ def test_the_first_numbers_of_a_later_profiler_are_no_mismatch(tmp_path: Path) -
     other = [step(1, 0, 1000), *(nccl("allreduce", 100 * i, 100 * i + 50, i) for i in range(3, 8))]
     report = run(tmp_path, one, other)
     assert (report.pairing.paired, report.pairing.unpaired) == (5, 2)
-    assert not told(report, "missing_collective")
 
 
-def test_different_collectives_of_one_number_are_said_and_not_paired(tmp_path: Path) -> None:
+def test_different_collectives_of_one_number_are_not_paired(tmp_path: Path) -> None:
     one = [step(1, 0, 1000), nccl("allreduce", 100, 200, 1), nccl("allreduce", 300, 400, 2)]
     other = [step(1, 0, 1000), nccl("allreduce", 100, 200, 1), nccl("_allgather_base", 300, 400, 2)]
     report = run(tmp_path, one, other)
-    (text,) = told(report, "kinds_differ")
-    assert "rank 0: all_reduce" in text and "rank 1: all_gather" in text and "seq 2" in text
-    assert report.pairing.paired == 1
+    assert (report.pairing.paired, report.pairing.unpaired) == (1, 2)
 
 
 def test_without_numbers_the_order_within_a_step_pairs(tmp_path: Path) -> None:
@@ -89,8 +86,6 @@ def test_order_alone_pairs_no_all_to_alls_of_wholly_other_sizes(tmp_path: Path) 
         return [step(1, 0, 1000), *calls]
 
     report = run(tmp_path, rank(1000, 80, 500), rank(900_000, 90, 700))
-    (text,) = told(report, "sizes_differ")
-    assert "step 1, number 1 of all_to_all" in text and "rank 0 moved 3.906 KiB, rank 1 moved 3.433 MiB" in text
     assert (report.pairing.by_order, report.pairing.unpaired) == (2, 2)
 
 
@@ -200,6 +195,6 @@ def test_a_rank_whose_first_step_began_late_is_paired_from_its_end(tmp_path: Pat
     other = [step(1, 0, 1000), *gloo(8, 200, 280, 300), step(2, 1000, 2000), *gloo(8, 1100, 1150, 1200)]
     report = run(tmp_path, one, other)
     (text,) = told(report, "missing_collective")
-    assert "step 1" in text and "rank 0 has 2, rank 1 has 1" in text
+    assert "step 1, all_reduce of 32 B: rank 1 has 1, the others have 2" in text
     assert report.pairing.wait_s == pytest.approx((70 + 40) * 1e-6)
     assert report.pairing.unpaired == 1

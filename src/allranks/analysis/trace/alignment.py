@@ -69,7 +69,6 @@ def pair_collectives(ranks: Mapping[int, RankResult]) -> PairingResult:
     found = PairingResult([], [], [], [])
     numbered: dict[Key, dict[int, Collective]] = defaultdict(dict)
     ordered: dict[int, list[Collective]] = {r: [] for r in ranks}
-    by_step = all(result.steps for result in ranks.values())
     for rank, result in ranks.items():
         seen: Counter[Key] = Counter()
         for c in result.collectives:
@@ -82,15 +81,18 @@ def pair_collectives(ranks: Mapping[int, RankResult]) -> PairingResult:
             key = (c.group, _route(c), c.seq)
             numbered[*key, seen[key]][rank] = c
             seen[key] += 1
-    _pair_by_sequence(found, numbered, ranks)
-    _pair_by_order(found, ordered, by_step)
+    for members in numbered.values():
+        first = next(iter(members.values()))
+        _keep(found, f"seq {first.seq}", True, members, _expected(first, ranks))
+    _pair_by_order(found, ordered, all(result.steps for result in ranks.values()))
     found.pairs.sort(key=lambda p: p.first.start)
     return found
 
 
 def _route(c: Collective) -> Key:
-    """Return the key of a row: sends and receives by their two ranks, everything else in one row."""
-    return ("p2p", c.source, c.target) if c.kind in POINT_TO_POINT else ("all",)
+    """Return what a collective and its match on another rank have in common: a send and its receive have their ranks,
+    others their kind."""
+    return ("p2p", c.source, c.target) if c.kind in POINT_TO_POINT else (c.kind,)
 
 
 def _expected(c: Collective, ranks: Mapping[int, object]) -> list[int]:
@@ -100,41 +102,6 @@ def _expected(c: Collective, ranks: Mapping[int, object]) -> list[int]:
     if c.members is not None:
         return [r for r in c.members if r in ranks]
     return list(ranks) if c.size is None or c.size >= len(ranks) else []
-
-
-def _pair_by_sequence(
-    found: PairingResult, numbered: Mapping[Key, dict[int, Collective]], ranks: Mapping[int, RankResult]
-) -> None:
-    spans = _number_spans(numbered)
-    told: list[Problem] = []
-    for key, members in sorted(numbered.items(), key=lambda item: min(c.start for c in item[1].values())):
-        first = next(iter(members.values()))
-        expected = _expected(first, ranks)
-        kinds = {r: c.kind for r, c in members.items() if c.kind not in POINT_TO_POINT}
-        if len(set(kinds.values())) > 1:
-            text = ", ".join(f"rank {r}: {kind}" for r, kind in sorted(kinds.items()))
-            text = f"group {first.group}, seq {key[-2]}: the ranks did not call the same collective ({text})"
-            told.append(_mismatch("kinds_differ", text))
-            found.unpaired += list(members.items())
-            continue
-        for rank in expected:
-            low, high = spans.get((key[0], key[1], rank), (0, 0))
-            if rank not in members and low < first.seq < high:  # type: ignore[operator] - these all have a number
-                text = f"{first.kind} with seq {key[-2]} of group {first.group}{_in_step(first)} is on other ranks"
-                told.append(_mismatch("missing_collective", f"rank {rank} lacks a collective: {text}", rank))
-        _keep(found, f"seq {key[-2]}", True, members, expected)
-    _add_problems(found, told)
-
-
-def _number_spans(numbered: Mapping[Key, dict[int, Collective]]) -> dict[Key, tuple[int, int]]:
-    """Return (first, last) number by (group, route, rank): outside of this range a rank's profiler did not run."""
-    out: dict[Key, tuple[int, int]] = {}
-    for key, members in numbered.items():
-        number: int = key[-2]  # type: ignore[assignment]
-        for rank in members:
-            low, high = out.get((key[0], key[1], rank), (number, number))
-            out[key[0], key[1], rank] = (min(low, number), max(high, number))
-    return out
 
 
 def _keep(
@@ -153,35 +120,25 @@ def _pair_by_order(found: PairingResult, ordered: dict[int, list[Collective]], b
     for rank, collectives in ordered.items():
         for c in collectives:
             rows[_order_key(c, by_step)][rank].append(c)
-    told: list[Problem] = []
-    steps = sorted({c.step for found in ordered.values() for c in found if c.step is not None})
+    steps = [c.step for found in ordered.values() for c in found if c.step is not None]
     for members in rows.values():
         first = next(iter(members.values()))[0]
         expected = _expected(first, ordered)
         counts = {r: len(members.get(r, ())) for r in expected}
-        if (
-            len(set(counts.values())) > 1 and first.size is not None
-        ):  # without a size it may belong to a group without the others
-            told.append(_count_problem(first, counts))
+        # without a size it may belong to a group without the others
+        if len(set(counts.values())) > 1 and first.size is not None and len(found.problems) < MAX_SHOWN_MISMATCHES:
+            found.problems.append(_count_problem(first, counts))
         # a profiler that started within a step missed its start: align from the end
-        from_end = first.step is None or first.step == (steps[0] if steps else None)
+        from_end = first.step is None or first.step == min(steps, default=None)
         for n, group in _rows_of(members, from_end):
             if _sizes_differ(group):
-                text = ", ".join(f"rank {r} moved {format_bytes(c.bytes, digits=4)}" for r, c in sorted(group.items()))
-                text = f"{_order_name(first, n)}: {text}; treated as different collectives"
-                told.append(_mismatch("sizes_differ", text))
                 found.unpaired += list(group.items())
-                continue
-            _keep(found, _order_name(first, n), False, group, expected)
-    _add_problems(found, told)
+            else:
+                _keep(found, f"{_order_name(first)}, number {n + 1}", False, group, expected)
 
 
 def _order_key(c: Collective, by_step: bool) -> Key:
-    if c.kind in ("send", "recv"):
-        kind: Key = ("p2p", c.source, c.target)
-    else:
-        kind = (c.kind,)
-    return (c.step if by_step else None, c.group, kind, _common_bytes(c))
+    return (c.step if by_step else None, c.group, _route(c), _common_bytes(c))
 
 
 def _common_bytes(c: Collective) -> int | None:
@@ -208,34 +165,16 @@ def _sizes_differ(group: Mapping[int, Collective]) -> bool:
 
 
 def _count_problem(first: Collective, counts: dict[int, int]) -> Problem:
-    size = f" of {first.bytes} bytes" if first.bytes is not None else ""
-    text = f"{first.kind}{size}{_in_step(first)}: "
-    # of two, it is unknown which one is wrong
-    common = Counter(counts.values()).most_common(1)[0][0] if len(counts) > 2 else None
-    odd = {r: n for r, n in sorted(counts.items()) if n != common}
-    text += ", ".join(f"rank {r} has {n}" for r, n in odd.items())
-    text += f", the others have {common}" if common is not None else ""
-    return _mismatch("missing_collective", text, next(iter(odd)) if len(odd) == 1 else None)
+    usual = Counter(counts.values()).most_common(1)[0][0]
+    odd = ", ".join(f"rank {r} has {n}" for r, n in sorted(counts.items()) if n != usual)
+    text = f"{_order_name(first)}: {odd}, the others have {usual}; some may be matched wrongly"
+    return Problem(severity="warning", kind="missing_collective", message=text)
 
 
-def _mismatch(kind: str, text: str, rank: int | None = None) -> Problem:
-    return Problem(severity="warning", kind=kind, message=text, rank=rank)
-
-
-def _add_problems(found: PairingResult, told: Sequence[Problem]) -> None:
-    found.problems += told[:MAX_SHOWN_MISMATCHES]
-    if len(told) > MAX_SHOWN_MISMATCHES:
-        found.problems.append(_mismatch("mismatches", f"{len(told) - MAX_SHOWN_MISMATCHES} more such mismatches"))
-
-
-def _in_step(c: Collective) -> str:
-    return f" in step {c.step}" if c.step is not None else ""
-
-
-def _order_name(c: Collective, n: int) -> str:
+def _order_name(c: Collective) -> str:
     where = f"step {c.step}, " if c.step is not None else ""
     each = "" if (size := _common_bytes(c)) is None else f" of {format_bytes(size, digits=4)}"
-    return f"{where}number {n + 1} of {c.kind}{each}"
+    return f"{where}{c.kind}{each}"
 
 
 class RankClock(Struct):
@@ -311,10 +250,12 @@ def trim_startup(
     step's end.
     """
     shared = [r for r in ranks if ranks[r].steps and clocks[r].pairs]
-    if len(shared) < 2:
+    if len(shared) < 2 or len({ranks[r].steps[0].number for r in shared}) > 1:
         return None
-    skew = _spread(ranks, clocks, shared, 0)
-    if not _is_startup(ranks, clocks, shared, skew):
+    starts = [[clocks[r].common(s.start) for s in ranks[r].steps] for r in shared]
+    skew, *later = [max(of_step) - min(of_step) for of_step in zip(*starts, strict=False)]
+    lengths = [s.end - s.start for r in shared for s in ranks[r].steps[1:] or ranks[r].steps]
+    if skew <= max(MIN_SKEW_PER_STEP * median(lengths), MIN_SKEW_PER_LATER_SKEW * median(later or [0.0])):
         return None
     step = ranks[shared[0]].steps[0].number
     late = max(shared, key=lambda r: clocks[r].common(ranks[r].steps[0].start))
@@ -334,26 +275,6 @@ def trim_startup(
         until=f"the end of the first {where.first.kind} in step {step} ({where.key})",
         removed_s=removed,
         fake_wait_s=fake,
-    )
-
-
-def _spread(
-    ranks: Mapping[int, RankResult], clocks: Mapping[int, RankClock], shared: Sequence[int], step: int
-) -> float:
-    starts = [clocks[r].common(ranks[r].steps[step].start) for r in shared]
-    return max(starts) - min(starts)
-
-
-def _is_startup(
-    ranks: Mapping[int, RankResult], clocks: Mapping[int, RankClock], shared: Sequence[int], skew: float
-) -> bool:
-    if len({ranks[r].steps[0].number for r in shared}) > 1:
-        return False
-    shortest = min(len(ranks[r].steps) for r in shared)
-    later = [_spread(ranks, clocks, shared, n) for n in range(1, shortest)]
-    lengths = [s.end - s.start for r in shared for s in ranks[r].steps[1:] or ranks[r].steps]
-    return skew > MIN_SKEW_PER_STEP * median(lengths) and skew > MIN_SKEW_PER_LATER_SKEW * (
-        median(later) if later else 0.0
     )
 
 
