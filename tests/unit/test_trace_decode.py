@@ -202,15 +202,6 @@ def test_events_without_a_time_that_can_be_are_left_out_and_counted(tmp_path: Pa
     assert "4 events" in told.message
 
 
-def test_a_file_begins_with_its_first_event_not_with_names_at_zero(tmp_path: Path) -> None:
-    """Old profilers gave names of processes no time; two windows would be taken for one."""
-    name = {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "ts": 0, "args": {"name": "x"}}
-    for number in (1, 2):
-        path = tmp_path / f"attempt-{number}" / "rank0.json"
-        write(path, [name, step(number, number * 1e6, number * 1e6 + 9)], base=0)
-    assert [r.ranks[0].steps[0].step for r in analyse([tmp_path], select="all")] == [1, 2]
-
-
 def test_deep_nesting_before_the_events_is_no_traceback(tmp_path: Path) -> None:
     text = json.dumps(document(many(5))["traceEvents"]).encode()
     (tmp_path / "rank0.json").write_bytes(b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b',"traceEvents":' + text + b"}")

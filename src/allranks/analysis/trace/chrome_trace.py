@@ -144,7 +144,6 @@ LARGEST_EVENT = 1 << 23
 _EVENT_SEPARATOR = re.compile(rb"\}\s*,\s*\{")
 _EVENT_SEPARATOR_TEXT = re.compile(r"\}\s*,\s*\{")
 MAX_NESTED_ENDS = 8  # ends of objects in an event that are tried before it is skipped
-_TS = re.compile(rb'"ts"\s*:\s*"?(\d{1,18}(?:\.\d*)?)')
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _MAX_METADATA_BYTES = 1 << 26
 
@@ -292,23 +291,18 @@ class TraceStream:
                 setattr(self.head, name, getattr(other, name))
 
 
-def read_metadata(path: Path, limit: int = 1 << 17) -> tuple[TraceMetadata, float | None]:
-    """Return the metadata of a trace and the `ts` of its first event with a time, from the start of the file. Errors
-    give empty metadata."""
-    stream = TraceStream(path)
+def read_metadata(path: Path, limit: int = 1 << 17) -> TraceMetadata:
+    """Return the metadata at the start of a trace; errors give empty metadata."""
     text = b""
     try:
-        for chunk in stream._chunks():
+        for chunk in TraceStream(path)._chunks():
             text += chunk
             if len(text) >= limit:
                 break
     except (NotATrace, OSError):
-        return TraceMetadata(), None
+        return TraceMetadata()
     found = _ARRAY.search(text)
-    if not found:
-        return TraceMetadata(), None
-    times = (float(t.group(1)) for t in _TS.finditer(text, found.end()))  # names of processes may have time 0
-    return decode_leading_metadata(text[: found.start()]), next((t for t in times if t > 0), None)
+    return decode_leading_metadata(text[: found.start()]) if found else TraceMetadata()
 
 
 def distributed_info(head: TraceMetadata) -> dict[str, Any]:

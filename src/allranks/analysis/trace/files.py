@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +17,7 @@ from allranks.errors import RequestError
 from allranks.rundir.paths import is_run
 
 SUFFIXES = (".json", ".json.gz")
+OWN_OUTPUT = ("merged.json.gz", "comparison.json")
 MAX_SHOWN_PROBLEMS = 3
 
 
@@ -30,62 +31,39 @@ def find_trace_files(path: Path) -> tuple[list[Path], list[Problem]]:
     try:
         mode = path.stat().st_mode
     except OSError as error:
-        raise RequestError(f"{path} cannot be read: {_reason(path, error)}; {wanted}") from error
+        raise RequestError(f"{path} cannot be read: {error.strerror}; {wanted}") from error
     if stat.S_ISREG(mode):
         return [path], []
     if not stat.S_ISDIR(mode):
         raise RequestError(f"{path} is neither a file nor a folder; {wanted}")
-    own = is_run(path)
     problems: list[Problem] = []
 
     def report(error: OSError) -> None:
-        if (
-            not isinstance(error, FileNotFoundError) or Path(error.filename).name != "traces"
-        ):  # a run may have no such folder
-            file = Path(error.filename)
-            text = f"cannot be read: {_reason(file, error)}"
-            problems.append(Problem(severity="error", kind="unreadable", message=text, file=str(file)))
+        problems.append(Problem("error", "unreadable", f"cannot be read: {error.strerror}", str(error.filename)))
 
+    roots = [path]
+    if is_run(path):
+        roots = [f for f in (path / "traces", *sorted((path / "compare").glob("*/traces"))) if f.exists()]
     files = []
-    for root in [path / "traces", *sorted((path / "compare").glob("*/traces"))] if own else [path]:
+    for root in roots:
         found = [Path(folder, name) for folder, _, names in os.walk(root, onerror=report) for name in names]
-        for file in sorted(f for f in found if f.name.endswith(SUFFIXES)):
-            if _hidden(file.relative_to(path)) or _is_own_output(file):
+        for file in sorted(f for f in found if f.name.endswith(SUFFIXES) and f.name not in OWN_OUTPUT):
+            if any(part.startswith(".") for part in file.relative_to(path).parts):
                 continue
             try:
                 if stat.S_ISREG(file.stat().st_mode):
                     files.append(file)
             except OSError as error:
                 report(error)
-    if not files:
-        raise RequestError(_no_traces_message(path, own, problems))
-    return files, problems
-
-
-def _reason(path: Path, error: OSError) -> str:
-    is_link = os.path.islink(path)  # noqa: PTH114 - the method raises where the folder may not be entered
-    return f"{error.strerror}{' (it is a broken link)' if is_link else ''}"
-
-
-def _no_traces_message(path: Path, is_run: bool, problems: list[Problem]) -> str:
-    if problems:
+    if problems and not files:
         told = "; ".join(f"{p.file} {p.message}" for p in problems[:MAX_SHOWN_PROBLEMS])
-        return f"no trace under {path} can be read: {told}"
-    if is_run:
-        return (
-            f"the run {path} has no traces: set observe.profile in its spec (for example {{wait: 10, active: 3}}) and "
-            "run again"
+        raise RequestError(f"no trace under {path} can be read: {told}")
+    if not files:
+        raise RequestError(
+            f"{path} has no traces (.json or .json.gz); a run writes them if its spec has observe.profile (for example "
+            "{wait: 10, active: 3})"
         )
-    return f"{path} has no traces (.json or .json.gz); a run writes traces if its spec has observe.profile"
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
-def _is_own_output(path: Path) -> bool:
-    """Return whether an earlier analysis wrote the file."""
-    return path.parent.name == "analysis" or path.name.startswith(("summary.", "merged"))
+    return files, problems
 
 
 _RANK = re.compile(r"rank[_.-]?(\d+)", re.IGNORECASE)
@@ -94,7 +72,7 @@ _ATTEMPT = re.compile(r"^attempt-(\d{1,18})$")
 _DIGITS = re.compile(r"\d+")
 # torch's tensorboard_trace_handler: <worker>.<nanoseconds>.pt.trace.json
 _HANDLER = re.compile(r"\.(\d{10,20})\.pt\.trace$")
-SAME_START_US = 1000.0
+LAST_ATTEMPT = 1 << 62  # traces outside of a folder attempt-N are newer than those in one
 
 
 class TraceFile(Struct):
@@ -106,7 +84,6 @@ class TraceFile(Struct):
     window: tuple[int, ...]  # order of the windows of a rank, from names
     rank: int | None
     world: int | None
-    start_us: float | None
     told: bool  # the rank is from the trace, not from the name
 
 
@@ -127,142 +104,42 @@ def find_trace_sets(paths: Sequence[Path], select: Literal["latest", "all"]) -> 
     Raises:
         RequestError: a path does not exist or has no such file.
     """
-    files: dict[tuple[Path, str], list[TraceFile]] = {}
+    folders: dict[Path, list[TraceFile]] = {}
     problems: list[Problem] = []
     for path in paths:
         under, told = find_trace_files(path)
         problems += told
         for file in under:
             found = _describe(file, path)
-            files.setdefault((found.run, found.stem), []).append(found)
-    out: list[TraceSet] = []
-    for group in _joined(list(files.values())):
-        out += _windows(group, select)
-    return out, problems
+            folders.setdefault(found.run, []).append(found)
+    return [one for files in folders.values() for run in _runs(files) for one in _windows(run, select)], problems
 
 
 def _describe(file: Path, given: Path) -> TraceFile:
-    head, start = read_metadata(file)
-    info = distributed_info(head)
+    info = distributed_info(read_metadata(file))
     own = parse_rank(info.get("rank"))
-    base = head.base_ns if isinstance(head.base_ns, int) and abs(head.base_ns) < 1 << 63 else 0
-    folder, attempt, in_folder = file.parent, None, None
-    while folder not in (given, folder.parent):
-        if _RANK_FOLDER.match(folder.name) and in_folder is None:
-            in_folder = _named_rank(_RANK_FOLDER, folder.name)
-        elif earlier := _ATTEMPT.match(folder.name):
-            attempt = int(earlier.group(1))
-        else:
-            break
-        folder = folder.parent
-    if in_folder is None and _RANK_FOLDER.match(folder.name) and folder == given:
-        in_folder = _named_rank(_RANK_FOLDER, folder.name)
     stem = file.name.removesuffix(".gz").removesuffix(".json")
-    named = _named_rank(_RANK, stem)
+    named, attempt = _named_rank(_RANK, stem), LAST_ATTEMPT
+    folder = file.parent
+    while (rank_folder := _RANK_FOLDER.match(folder.name)) or _ATTEMPT.match(folder.name):
+        if rank_folder and named is None:
+            named = _named_rank(_RANK_FOLDER, folder.name)
+        if folder in (given, folder.parent):
+            break
+        if earlier := _ATTEMPT.match(folder.name):
+            attempt = int(earlier.group(1))
+        folder = folder.parent
     handler = _HANDLER.search(stem)
-    window = (
-        attempt if attempt is not None else 1 << 30,
-        *((int(handler.group(1)),) if handler else _numbers(_RANK.sub("", stem))),
-    )
-    common = "" if handler else _DIGITS.sub("#", _RANK.sub("rank", stem))
-    by_name = named if named is not None else in_folder
+    numbers = [handler.group(1)] if handler else _DIGITS.findall(_RANK.sub("", stem))
     return TraceFile(
         path=file,
         run=folder,
-        stem=common,
-        window=window,
-        rank=own if own is not None else by_name,
+        stem="" if handler else _DIGITS.sub("#", _RANK.sub("rank", stem)),
+        window=(attempt, *map(int, numbers)),
+        rank=own if own is not None else named,
         world=parse_world_size(info.get("world_size")),
-        start_us=base / 1000 + start if start is not None else None,
         told=own is not None,
     )
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(n[:4000]) for n in _DIGITS.findall(text)[:8])
-
-
-def _joined(groups: list[list[TraceFile]]) -> list[list[TraceFile]]:
-    """Join files of one folder with unrelated names into one run if their metadata says so: other ranks of the same
-    world."""
-    out: list[list[TraceFile]] = []
-    for group in groups:
-        worlds, ranks = {f.world for f in group}, {f.rank for f in group}
-        for other in out:
-            same = (
-                other[0].run == group[0].run
-                and worlds == {f.world for f in other}
-                and None not in worlds
-                and len(worlds) == 1
-            )
-            if same and all(f.told for f in [*group, *other]) and not ranks & {f.rank for f in other} and worlds != {1}:
-                other.extend(group)
-                break
-        else:
-            out.append(list(group))
-    return out
-
-
-def _windows(group: list[TraceFile], select: Literal["latest", "all"]) -> list[TraceSet]:
-    problems: list[Problem] = []
-    _assign_ranks(group, problems)
-    by_rank: dict[int, list[TraceFile]] = {}
-    for file in group:
-        assert file.rank is not None
-        by_rank.setdefault(file.rank, []).append(file)
-    for rank, files in by_rank.items():
-        files.sort(key=lambda f: (f.window[0], f.start_us if f.start_us is not None else 0.0, f.window))
-        by_rank[rank] = _without_duplicates(rank, files, problems)
-    depth = max(len(files) for files in by_rank.values())
-    run = group[0].run.resolve()
-    name = run.parent.name if run.name == "traces" else run.name  # the folder of traces in a run folder
-    if len(group) == 1:
-        name = group[0].path.name
-    chosen = [depth - 1] if select == "latest" else range(depth)
-    out = []
-    for at in chosen:
-        files = {r: f[at - depth].path for r, f in sorted(by_rank.items()) if len(f) >= depth - at}
-        window = None if depth == 1 else f"{at + 1} of {depth}"
-        worlds = [f.world for f in group if f.world is not None]
-        out.append(TraceSet(name, group[0].run, window, files, max(worlds, default=None), list(problems)))
-    if select == "latest" and depth > 1:
-        text = f"{depth} windows were found; the newest of each rank is shown (--select all shows all)"
-        out[0].problems.append(Problem(severity="note", kind="windows", message=text))
-    return out
-
-
-def _assign_ranks(group: list[TraceFile], problems: list[Problem]) -> None:
-    """Assign a rank to every file. If all traces claim one rank, names that differ take precedence."""
-    named = {f.path: _name_rank(f.path) for f in group}
-    claimed = {f.rank for f in group}
-    distinct = {n for n in named.values() if n is not None}
-    if len(group) > 1 and len(claimed) == 1 and len(distinct) == len(group):
-        text = (
-            f"all {len(group)} traces claim to be rank {next(iter(claimed))}; the ranks are taken from the file names"
-        )
-        if next(iter(claimed)) is not None:
-            problems.append(Problem(severity="warning", kind="rank_from_name", message=text))
-        for f in group:
-            f.rank = named[f.path]
-    free = iter(n for n in range(len(group) * 2 + 1) if n not in {f.rank for f in group})
-    for f in group:
-        if f.rank is None:
-            f.rank = next(free)
-            text = f"has no rank, neither in the file nor in its name; it is shown as rank {f.rank}"
-            problems.append(
-                Problem(
-                    severity="warning" if len(group) > 1 else "note",
-                    kind="no_rank",
-                    message=text,
-                    file=str(f.path),
-                    rank=f.rank,
-                )
-            )
-
-
-def _name_rank(path: Path) -> int | None:
-    named = _named_rank(_RANK, path.name)
-    return named if named is not None else _named_rank(_RANK_FOLDER, path.parent.name)
 
 
 def _named_rank(pattern: re.Pattern[str], name: str) -> int | None:
@@ -270,22 +147,48 @@ def _named_rank(pattern: re.Pattern[str], name: str) -> int | None:
     return parse_rank(found.group(1)) if found else None
 
 
-def _without_duplicates(rank: int, files: Iterable[TraceFile], problems: list[Problem]) -> list[TraceFile]:
-    """Drop duplicates: two files of a rank that start at the same time are the same window."""
-    kept: list[TraceFile] = []
+def _runs(files: list[TraceFile]) -> list[list[TraceFile]]:
+    """Return the files of each run in a folder: all, if they are different ranks of one world, else those whose names
+    differ in numbers only."""
+    worlds = {f.world for f in files}
+    if len(worlds) == 1 and worlds.isdisjoint({None, 1}) and len({f.rank for f in files if f.told}) == len(files):
+        return [files]
+    groups: dict[str, list[TraceFile]] = {}
     for file in files:
-        last = kept[-1] if kept else None
-        if (
-            last
-            and last.start_us is not None
-            and file.start_us is not None
-            and abs(file.start_us - last.start_us) < SAME_START_US
-        ):
-            other = last.path.name if last.path.name != file.path.name else last.path
-            text = f"is a second trace of rank {rank} with the same start time as {other}; it is skipped"
-            problems.append(
-                Problem(severity="warning", kind="duplicate_rank", message=text, file=str(file.path), rank=rank)
-            )
-            continue
-        kept.append(file)
-    return kept
+        groups.setdefault(file.stem, []).append(file)
+    return list(groups.values())
+
+
+def _windows(group: list[TraceFile], select: Literal["latest", "all"]) -> list[TraceSet]:
+    problems = _number_ranks(group)
+    by_rank: dict[int, list[TraceFile]] = {}
+    for file in sorted(group, key=lambda f: f.window):
+        assert file.rank is not None
+        by_rank.setdefault(file.rank, []).append(file)
+    depth = max(len(files) for files in by_rank.values())
+    run = group[0].run.resolve()
+    name = run.parent.name if run.name == "traces" else run.name  # the folder of traces in a run folder
+    if len(group) == 1:
+        name = group[0].path.name
+    if select == "latest" and depth > 1:
+        text = f"{depth} windows were found; the newest of each rank is shown (--select all shows all)"
+        problems.append(Problem("note", "windows", text))
+    out = []
+    for at in [depth - 1] if select == "latest" else range(depth):
+        files = {r: f[at - depth].path for r, f in sorted(by_rank.items()) if len(f) >= depth - at}
+        window = None if depth == 1 else f"{at + 1} of {depth}"
+        world = max((f.world for f in group if f.world is not None), default=None)
+        out.append(TraceSet(name, group[0].run, window, files, world, list(problems)))
+    return out
+
+
+def _number_ranks(group: list[TraceFile]) -> list[Problem]:
+    """Number the files without a rank; return the problems."""
+    problems = []
+    free = iter(n for n in range(len(group) * 2 + 1) if n not in {f.rank for f in group})
+    for f in group:
+        if f.rank is None:
+            f.rank = next(free)
+            text = f"has no rank, neither in the file nor in its name; it is shown as rank {f.rank}"
+            problems.append(Problem("warning" if len(group) > 1 else "note", "no_rank", text, str(f.path), f.rank))
+    return problems
