@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from allranks.errors import DataError, SpecError
 from allranks.nodes import preflight
@@ -88,50 +87,13 @@ def test_first_rows_have_values_and_mistakes_in_them_are_found(tmp_path: Path) -
         read_first_rows(tmp_path / "c.jsonl")
 
 
-SUGGESTED = [
-    ({"nr": 7, "frage": "Wo?", "antwort": "x", "b": "x"}, {}, "tiny:llama", {"prompt": "frage", "response": "antwort"}),
-    ({"id": "17", "Frage": "Wo?", "Antwort": "Hier."}, {}, "tiny:llama", {"prompt": "Frage", "response": "Antwort"}),
-    ({"nr": 7, "frage": "W", "a": "D"}, {"prompt": "frage"}, "tiny:llama", {"prompt": "frage", "response": "a"}),
-    ({"thema": "Ort", "a": "Hier."}, {"response": "a"}, "tiny:llama", {"prompt": "thema", "response": "a"}),
-    ({"mug": "x", "tags": ["a"], "eur": 2.5, "ad": "x"}, {}, "tiny:llama", {"prompt": "mug", "response": "ad"}),
-    ({"id": 1, "dialog": [{"role": "user", "content": "a"}]}, {}, "tiny:llama", {"messages": "dialog"}),
-    ({"intruction": "x", "ouput": "x"}, {}, "tiny:llama", {"instruction": "intruction", "output": "ouput"}),
-    ({"instruction": "x", "context": "x", "reply": "x"}, {}, "tiny:llama", {"input": "context", "output": "reply"}),
-    ({"id": "1", "content": "x"}, {}, "tiny:llama", {"text": "content"}),
-    ({"review": "Good", "stars": 5, "shop": "s1"}, {}, "tiny:bert", {"text": "review", "label": "stars"}),
-    ({"n": 3, "satz": "Gut", "klasse": "x"}, {}, "tiny:bert", {"text": "satz", "label": "klasse"}),
-]  # fmt: skip
+def test_columns_that_fit_no_template_are_listed_with_what_to_set() -> None:
+    with pytest.raises(NoTemplateFits, match=r"fits the columns nr, frage; .* data\.columns: .* Jinja file") as caught:
+        choose_template(DataSpec(source="x.json"), [{"nr": 1, "frage": "W"}], classifier=False)
+    assert "  text            text\n" in str(caught.value)
 
 
-@pytest.mark.parametrize(("row", "given", "model", "wanted"), SUGGESTED)
-def test_the_line_to_add_names_columns_with_text_and_keeps_those_of_the_spec(
-    tmp_path: Path, row: dict[str, Any], given: dict[str, str], model: str, wanted: dict[str, str]
-) -> None:
-    path = jsonl(tmp_path / "rows.jsonl", [row])
-    with pytest.raises(DataError, match="no template fits") as caught:
-        preflight.check_request(spec_of(path, model, columns=given))
-    line = str(caught.value).splitlines()[1]
-    assert yaml.safe_load(line)["columns"] == wanted
-    preflight.check_request(spec_of(path, model, columns=wanted))
-
-
-def test_nested_rows_get_the_beginning_of_a_jinja_file_that_works(tmp_path: Path) -> None:
-    row = {"ticket": {"id": 3, "subject": "S", "a b": "B"}, "resolution": {"steps": ["one", "two"]}}
-    with pytest.raises(NoTemplateFits, match=r"no texts, so write a Jinja file.*\n  template: rows\.jinja\n") as caught:
-        choose_template(DataSpec(source="x.json"), [row], classifier=False)
-    lines = str(caught.value).splitlines()
-    text = "\n".join(line[2:] for line in lines[3 : lines.index("The templates and their columns:")])
-    (tmp_path / "rows.jinja").write_text(text)
-    template = choose_template(DataSpec(source="x", template=str(tmp_path / "rows.jinja")), [row], classifier=False)
-    example = template.render(row, 0)
-    assert (example.prompt, example.answer) == ("S\nB\n", "one\ntwo")
-    assert template.reason == f"by data.template: {tmp_path / 'rows.jinja'}"
-
-
-def test_preferences_and_unknown_roles_are_explained() -> None:
-    row = {"prompt": "p", "chosen": "c", "rejected": "r"}
-    with pytest.raises(DataError, match=r"columns: \{response: chosen\}\nPairs of preferences .* are not compared"):
-        choose_template(DataSpec(source="x"), [row], classifier=False)
+def test_unknown_roles_are_explained() -> None:
     wrong = DataSpec(source="x", columns={"promt": "a", "response": "b"})
     with pytest.raises(SpecError, match="no template takes 'promt'; did you mean 'prompt'"):
         choose_template(wrong, [{"a": "x", "b": "y"}], classifier=False)

@@ -157,44 +157,10 @@ def test_an_old_nccl_is_told_each_nodes_own_index() -> None:
     )
 
 
-def test_kinds_of_gid_that_all_ports_share() -> None:
+def test_roce_without_version_2_over_ipv4_is_noted() -> None:
     v1 = [node(n, roce("mlx5_0", local6(0, 1), gid4(1, f"10.0.0.{n}", 1))) for n in (1, 2)]
-    assert is_set(decide_network_policy(TWO, v1))["NCCL_IB_ROCE_VERSION_NUM"] == "1"
-    mixed = [v1[0], node(2, roce("mlx5_0", *usual("10.0.0.2")))]
-    assert is_set(decide_network_policy(TWO, mixed), "n2")["NCCL_IB_ROCE_VERSION_NUM"] == "1", (
-        "both ends must use the same"
-    )
-    six = RdmaGid(index=1, gid="2001:0db8:0000:0000:0000:0000:0000:0001", type="RoCE v2")
-    found = decide_network_policy(TWO, [node(1, roce("mlx5_0", six)), node(2, roce("mlx5_0", six))])
-    assert is_set(found)["NCCL_IB_ADDR_FAMILY"] == "AF_INET6" and "NCCL_IB_ROCE_VERSION_NUM" not in is_set(found)
-    found = decide_network_policy(TWO, [node(1, roce("mlx5_0", six)), v1[1]])
-    assert "no kind of GID in common" in " ".join(found.notes)
-
-
-def test_addresses_on_two_vlans_are_narrowed_to_the_one_in_common() -> None:
-    def two(number: int, other: str) -> NodeFacts:
-        address, extra = f"10.0.0.{number}", f"{other}.{number}"
-        cards = [
-            NetworkInterface(name="eth0", address=address, prefix=24),
-            NetworkInterface(name="v", address=extra, prefix=24),
-        ]
-        return node(number, roce("mlx5_0", gid4(3, address), gid4(5, extra)), interfaces=cards)
-
-    assert (
-        is_set(decide_network_policy(TWO, [two(1, "10.7.0"), two(2, "10.8.0")]))["NCCL_IB_ADDR_RANGE"] == "10.0.0.0/24"
-    )
-    assert "NCCL_IB_ADDR_RANGE" not in is_set(decide_network_policy(TWO, [two(1, "10.7.0"), two(2, "10.7.0")])), (
-        "either will do"
-    )
-
-
-def test_a_network_is_chosen_only_where_one_is_common() -> None:
-    def three(number: int, *others: str) -> NodeFacts:
-        addresses = [f"{net}.{number}" for net in ("10.0.0", *others)]
-        return node(number, roce("mlx5_0", *(gid4(i, a) for i, a in enumerate(addresses))))
-
-    several = decide_network_policy(TWO, [three(1, "10.7.0", "10.8.0"), three(2, "10.7.0", "10.9.0")])
-    assert "NCCL_IB_ADDR_RANGE" not in is_set(several)
+    found = decide_network_policy(TWO, v1)
+    assert "NCCL_IB_GID_INDEX" not in is_set(found) and "no RoCE v2 address over IPv4" in " ".join(found.notes)
 
 
 def topology(name: str) -> Any:
@@ -307,7 +273,7 @@ def test_from_the_probes_answers() -> None:
     )
     one, two = facts_of_nodes([second, first], choose_network([first, second]), {"n2": ["GPU0-GPU1"]})
     assert one.host == "n1" and one.nccl == (2, 27, 3) and one.topology is not None and one.active[0].gbit == 100
-    assert [str(g.ipv4) for g in one.active[0].routable(2)] == ["10.0.0.1"] and one.iommu is None and one.acs is None
+    assert [str(g.ipv4) for g in one.active[0].routable] == ["10.0.0.1"] and one.iommu is None and one.acs is None
     assert two.active == [] and two.iommu is True and two.acs == ["0000:16:00.0"] and two.copies == "failed"
     assert two.seat is not None and two.seat.interface == "eno1"
     damaged = facts_of_nodes([probe(3, topo="garbage", nccl="weird")], None)[0]

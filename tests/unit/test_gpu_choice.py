@@ -10,11 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 
-from allranks.errors import EnvironmentNotAble, SpecError
+from allranks.errors import EnvironmentNotAble
 from allranks.nodes.checks import PlanRequirements
 from allranks.nodes.probes import probe
 from allranks.nodes.records import Package
@@ -111,18 +110,6 @@ def test_mig_instances_take_the_place_of_their_gpu(tmp_path: Path, monkeypatch: 
     assert seen("MIG-bb") == [" MIG 1g.5gb"]
     assert visible_gpus() == [Gpu(index=0, name="NVIDIA A100-SXM4-40GB MIG 1g.5gb", memory_bytes=5 * 10**9)]
     assert seen("") == []
-
-
-def test_a_plan_on_mig_has_one_rank_or_says_why_not() -> None:
-    two = [Gpu(index=0, name=f"NVIDIA A100 MIG {p}", memory_bytes=20 * 10**9) for p in ("3g.20gb", "4g.20gb")]
-    here = msgspec.structs.replace(facts(), gpus=two)
-    raw = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}}
-    made = make_plan(parse_spec(raw), here)
-    assert (made.device, made.world_size) == ("cuda", 1) and "2 MIG instances" in made.device_reason
-    with pytest.raises(SpecError, match="MIG instances: NCCL refuses"):
-        make_plan(parse_spec(raw, ["cluster.procs_per_node=2"]), here)
-    for more in ("cluster.backend=gloo", f"cluster.env.{MULTI_RANK_GPU}='1'"):
-        assert make_plan(parse_spec(raw, ["cluster.procs_per_node=2", more]), here).world_size == 2
 
 
 @pytest.fixture

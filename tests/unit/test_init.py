@@ -242,10 +242,18 @@ def test_it_asks_which_column_is_what_where_no_template_fits(tmp_path: Path) -> 
     rows = "".join(json.dumps({"nr": i, "frage": f"Wo ist {i}?", "antwort": f"Da {i}."}) + "\n" for i in range(90))
     (tmp_path / "rows.jsonl").write_text(rows)
     code, out = answer(
-        tmp_path, ["tiny:llama\n", "rows.jsonl\n", "prompt=frge,response=antwort\n", "\n", "laptop\n", "\n"]
+        tmp_path,
+        [
+            "tiny:llama\n",
+            "rows.jsonl\n",
+            "prompt=frge,response=antwort\n",
+            "prompt=frage,response=antwort\n",
+            "laptop\n",
+            "\n",
+        ],
     )
     assert code == 0, out
-    assert "  frage: Wo ist 0?" in out and "[prompt=frage, response=antwort]" in out
+    assert "  frage: Wo ist 0?" in out
     assert (
         "there is no column 'frge'" in " ".join(out.split())
         and "did you mean 'frage'" in " ".join(out.split())
@@ -253,16 +261,6 @@ def test_it_asks_which_column_is_what_where_no_template_fits(tmp_path: Path) -> 
     )
     spec = preview.read_spec(tmp_path / "spec.yaml")
     assert spec.data is not None and spec.data.columns == {"prompt": "frage", "response": "antwort"}
-
-
-def test_nested_rows_get_a_first_jinja_file(tmp_path: Path) -> None:
-    row = {"ticket": {"subject": "S", "body": "B"}, "solution": {"steps": ["a", "b"]}}
-    (tmp_path / "rows.json").write_text(json.dumps([row] * 90))
-    code, out = answer(tmp_path, ["tiny:llama\n", "rows.json\n", "\n", "laptop\n", "\n"])
-    assert code == 0 and "wrote rows.jinja, a first template" in out, out
-    spec = preview.read_spec(tmp_path / "spec.yaml")
-    assert spec.data is not None and spec.data.template == "rows.jinja"
-    assert "{{ ticket.body }}" in (tmp_path / "rows.jinja").read_text()
 
 
 def test_what_it_writes_for_own_rows_is_what_data_accepts(tmp_path: Path) -> None:
@@ -276,11 +274,6 @@ def test_what_it_writes_for_own_rows_is_what_data_accepts(tmp_path: Path) -> Non
         ("one.jsonl", row, "1 training row gives 1 sequence, too few for 2 ranks"),
         ("odd.jsonl", row * 40 + '{"prompt": "a", "response": {"b": 1}}\n', "row 40, column 'response': expected text"),
         ("labels.csv", "text,label\n" + "a b,c\n" * 9, "classification needs an encoder"),
-        (
-            "reviews.csv",
-            "review,sentiment\n" + "a b,c\n" * 9,
-            "The column sentiment looks like a label: classification needs",
-        ),
     ):
         (tmp_path / name).write_text(text)
         done = init(tmp_path, "--yes", "--data", name, "-o", "other.yaml")

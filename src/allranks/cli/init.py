@@ -356,8 +356,7 @@ def describe_data(source: str) -> str:
 def data_columns(answers: Answers, model: str, source: str) -> tuple[tuple[str, str], ...]:
     """Return the roles of columns: those of the option, or of the answer where no template fits the file.
 
-    The answer can also be the name of a Jinja file, which becomes the option ``template``. If there is no such file,
-    its beginning is written.
+    The answer can also be the name of a Jinja file, which becomes the option ``template``.
 
     Raises:
         RequestError: the option or the answer is neither of both.
@@ -366,7 +365,7 @@ def data_columns(answers: Answers, model: str, source: str) -> tuple[tuple[str, 
 
     given = answers.values.get("columns")
     if given is not None and "columns" not in answers.reasked:
-        return _accept(answers, str(given), {})
+        return _accept(answers, str(given))
     if not answers.ask or answers.values.get("template") or not data_sources.looks_like_file(source):
         return ()
     from allranks.planning.model_checks import trains_classifier
@@ -389,20 +388,16 @@ def data_columns(answers: Answers, model: str, source: str) -> tuple[tuple[str, 
 
 
 def _ask(answers: Answers, source: str, rows: list[Row], *, classifier: bool) -> tuple[tuple[str, str], ...]:
-    from allranks.spec.data_columns import fitting_template, label_note, merged_row, suggested_columns
+    from allranks.spec.data_columns import fitting_template, merged_row
     from allranks.spec.records import DataSpec
 
     row = merged_row(rows)
     answers.tell("No template fits these columns; the first row:")
     for name, value in list(row.items())[:MAX_COLUMNS_SHOWN]:
         answers.tell(f"  {name}: {_shortened(value)}")
-    pairs = suggested_columns(row, {}, classifier=classifier)
-    if note := label_note(row, pairs, classifier=classifier):
-        answers.tell(note.strip())
-    default = ", ".join(f"{role}={name}" for role, name in pairs.items()) or f"{Path(source).stem}.jinja"
-    question = "Roles of the columns (ROLE=COLUMN, ...; or a .jinja file)"
-    answer = answers.take("columns", question, default)
-    columns = _accept(answers, str(answer or default), row)
+    answers.tell("Roles are such as prompt and response, instruction and output, messages, text, or text and label")
+    answer = answers.take("columns", "Roles of the columns (ROLE=COLUMN, ...; or a .jinja file)", None)
+    columns = _accept(answers, str(answer)) if answer else ()
     if columns:  # a mistake is reported at its question
         fitting_template(DataSpec(source=source), dict(columns), rows, classifier=classifier)
     return columns
@@ -414,15 +409,9 @@ def _shortened(value: Any) -> str:
     return text if len(text) <= MAX_VALUE_CHARACTERS else text[: MAX_VALUE_CHARACTERS - 3] + "..."
 
 
-def _accept(answers: Answers, text: str, row: Row) -> tuple[tuple[str, str], ...]:
+def _accept(answers: Answers, text: str) -> tuple[tuple[str, str], ...]:
     """Return the roles of an answer, or take it as the name of a Jinja file."""
     if Path(text).suffix in (".jinja", ".jinja2", ".j2") and "=" not in text:
-        path = Path(text).expanduser()
-        if row and not path.exists():
-            from allranks.spec.data_columns import suggested_jinja
-
-            write_new_file(path, suggested_jinja(row), force=False)
-            answers.tell(f"wrote {path}, a first template; edit it, and see the rows with `allranks data`")
         answers.values.update(columns=None, template=text)
         return ()
     return parse_columns(text)

@@ -9,7 +9,6 @@ avoids P2P where it is slow, and pairs on one switch have hung where pairs acros
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -109,108 +108,24 @@ def load_policy(path: Path) -> NetworkPolicy | None:
 NCCL_SELECTS_GID_SINCE = (2, 21)
 
 
-class RoceGidKind(msgspec.Struct, frozen=True):
-    """RoCE version and address family that all nodes have in common."""
-
-    version: int
-    four: bool
-
-
-def common_gid_kind(chosen: dict[str, list[RdmaPort]]) -> RoceGidKind | None:
-    """Return the best kind of GID that all chosen ports have: v2 over IPv4, v2 over IPv6, v1 over IPv4; else None."""
-    ports = [port for items in chosen.values() for port in items]
-    for kind in (RoceGidKind(2, True), RoceGidKind(2, False), RoceGidKind(1, True)):
-        if ports and all(port.routable(kind.version, kind.four) for port in ports):
-            return kind
-    return None
-
-
-def decide_gid_index(nodes: Sequence[NodeFacts], chosen: dict[str, list[RdmaPort]]) -> dict[str, list[EnvVar]]:
-    """Decide the GID variables of every node that uses RoCE."""
-    kind = common_gid_kind(chosen)
-    shared: list[EnvVar] = []
-    if kind == RoceGidKind(2, False):
-        shared.append(
-            nccl_var(
-                "NCCL_IB_ADDR_FAMILY",
-                "AF_INET6",
-                (
-                    "the RoCE ports of every node have routable IPv6 GIDs, but not all have IPv4 ones, which NCCL "
-                    "selects by default"
-                ),
-                "NCCL before 2.21 does not support it",
-            )
-        )
-    if kind == RoceGidKind(1, True):
-        shared.append(
-            nccl_var(
-                "NCCL_IB_ROCE_VERSION_NUM",
-                "1",
-                "some port has only RoCE v1 GIDs, and both ends must use the same version",
-                "v1 is not routed: all nodes must be in one Ethernet segment",
-            )
-        )
-    if span := _address_range(nodes, chosen, kind):
-        shared.append(span)
-    return {node.host: [*shared, _gid_index_var(node, chosen[node.host], kind)] for node in nodes}
-
-
-def _address_range(
-    nodes: Sequence[NodeFacts], chosen: dict[str, list[RdmaPort]], kind: RoceGidKind | None
-) -> EnvVar | None:
-    """Decide the address range if ports are on several networks (VLANs): the network that all ports share."""
-    if kind is None or not kind.four:
-        return None
-    per_port = [
-        {net for gid in port.routable(kind.version) if gid.ipv4 and (net := _gid_network(node, gid.ipv4))}
-        for node in nodes
-        for port in chosen[node.host]
-    ]
-    if not per_port or max(len(nets) for nets in per_port) < 2:
-        return None
-    common = set.intersection(*per_port)
-    if len(common) != 1:
-        return None
-    return nccl_var(
-        "NCCL_IB_ADDR_RANGE",
-        str(next(iter(common))),
-        "RoCE ports have addresses on several networks (VLANs); this is the one that all of them are on",
-        "a port that is later added on another network is not used",
-    )
-
-
-def _gid_network(node: NodeFacts, address: ipaddress.IPv4Address) -> ipaddress.IPv4Network | None:
-    for item in node.interfaces:
-        if item.address == str(address) and item.prefix:
-            return ipaddress.IPv4Network(f"{item.address}/{item.prefix}", strict=False)
-    return None
-
-
-def _gid_index_var(node: NodeFacts, ports: list[RdmaPort], kind: RoceGidKind | None) -> EnvVar:
-    """Decide NCCL_IB_GID_INDEX: only for NCCL versions that do not choose it themselves."""
+def _gid_index_var(node: NodeFacts, ports: Sequence[RdmaPort]) -> EnvVar:
+    """Decide NCCL_IB_GID_INDEX, for RoCE v2 over IPv4: only for NCCL versions that do not choose it themselves."""
     name = "NCCL_IB_GID_INDEX"
     risk = (
         "the order of the GID table differs between nodes and changes with the addresses, so a fixed index becomes "
         "wrong"
     )
-    if kind is None:
-        why = (
-            "no kind of GID (v2 or v1, IPv4 or IPv6) is on all RoCE ports of all nodes: assign addresses to their "
-            "interfaces first"
-        )
+    indices = [{gid.index for gid in port.routable} for port in ports]
+    if not all(indices):
+        why = f"not every RoCE port of {node.host} has a routable RoCE v2 address (IPv4): assign addresses first"
         return nccl_var(name, None, why, risk)
-    found = [{gid.index for gid in port.routable(kind.version, kind.four)} for port in ports]
-    same = set.intersection(*found) if found else set()
     if not node.nccl or node.nccl >= NCCL_SELECTS_GID_SINCE:
-        shown = ", ".join(f"{port.name} {min(indices)}" for port, indices in zip(ports, found, strict=True) if indices)
+        shown = ", ".join(f"{port.name} {min(own)}" for port, own in zip(ports, indices, strict=True))
         why = f"NCCL chooses it since 2.21 (on {node.host} it should choose {shown})"
         return nccl_var(name, None, why, risk)
     text = ".".join(map(str, node.nccl))
-    if same:
-        why = (
-            f"NCCL {text} uses index 0 by default; here RoCE v{kind.version} with {'IPv4' if kind.four else 'IPv6'} is "
-            "at this one"
-        )
+    if same := set.intersection(*indices):
+        why = f"NCCL {text} uses index 0 by default; here RoCE v2 with IPv4 is at this one"
         return nccl_var(name, str(min(same)), why, risk)
     why = (
         f"NCCL {text} needs it, but the ports of {node.host} have the right GID at different indices: use NCCL 2.21 or "
@@ -240,7 +155,7 @@ def decide_rdma(job: NetworkJob, nodes: Sequence[NodeFacts]) -> RdmaDecision:
             node.host: [
                 port
                 for port in node.active
-                if port.family == family and (family != "RoCE" or any(gid.routable for gid in port.gids))
+                if port.family == family and (family != "RoCE" or any(gid.is_routable for gid in port.gids))
             ]
             for node in nodes
         }
@@ -277,12 +192,12 @@ def _decide_ports(nodes: Sequence[NodeFacts], family: str, ports: dict[str, list
             "bandwidth; check for ports that are down"
         )
     if family == "RoCE":
-        for host, found in decide_gid_index(nodes, ports).items():
-            environment[host] += found
-        if common_gid_kind(ports) is None:
+        for node in nodes:
+            environment[node.host].append(_gid_index_var(node, ports[node.host]))
+        if not all(port.routable for items in ports.values() for port in items):
             notes.append(
-                "the RoCE ports have no kind of GID in common: `show_gids` on each node; NCCL may fail or fall back to "
-                "sockets"
+                "some RoCE port has no RoCE v2 address over IPv4, which NCCL uses by default: `show_gids` on each "
+                "node; NCCL may fail or fall back to sockets"
             )
     why = f"every node has active {family} ports"
     for node in nodes:
@@ -338,7 +253,6 @@ def _decide_sockets(nodes: Sequence[NodeFacts]) -> RdmaDecision:
 
 
 INTERFACE_DOCS = f"{TORCH_DISTRIBUTED_DOCS}#choosing-the-network-interface-to-use"
-FAST_NETWORK_MBIT = 100_000
 _GLOO_RISK = "Gloo only accepts exact names and fails at once if the node has no interface with that name"
 _NCCL_RISK = (
     "a missing interface is an error or, in some versions, silently replaced; NCCL uses the interface for its "
@@ -393,21 +307,6 @@ def nccl_interface(job: NetworkJob, node: NodeFacts | None = None) -> EnvVar:
     )
 
 
-def socket_threads(node: NodeFacts | None, over_sockets: bool) -> EnvVar:
-    """Recommend measuring NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD on a fast network; never set them
-    unmeasured."""
-    seat = node.seat.interface if node is not None and node.seat is not None else None
-    speed = next((i.speed_mbit or 0 for i in node.interfaces if i.name == seat), 0) if node is not None else 0
-    if over_sockets and speed >= FAST_NETWORK_MBIT:
-        why = (
-            f"sockets over {speed // 1000} Gbit/s: one connection may not fill it; measure with NCCL_SOCKET_NTHREADS=4 "
-            "and NCCL_NSOCKS_PERTHREAD=4 (their product may be 64 at most) before keeping them"
-        )
-    else:
-        why = "matters only when NCCL sends over sockets on a network of 100 Gbit/s or more"
-    return nccl_var("NCCL_SOCKET_NTHREADS", None, why, "each helper thread takes a core from the ranks")
-
-
 P2P_TEST_HINT = "`allranks doctor SPEC --collectives` tests copies between all pairs"
 _P2P_OFF_RISK = (
     "data between GPUs goes through host memory: acceptable for PCIe pairs, several times slower than NVLink"
@@ -434,23 +333,16 @@ def decide_p2p(node: NodeFacts) -> EnvVar:
             f"untested. {P2P_TEST_HINT}"
         )
         return _p2p_off(nvlink, node, why, documentation=NCCL_TROUBLESHOOTING_DOCS)
-    topology = node.topology
-    refused = topology is not None and any(link.type != "OK" for link in topology.p2p)
     doubts = [
         f"ACS redirects traffic at {', '.join(node.acs[:3])}" if node.acs else "",
         "an IOMMU translates the GPUs' addresses" if node.iommu else "",
-        "the driver refuses peer access for some pairs, and NCCL respects that" if refused else "",
     ]
-    if any(doubts):
-        indication = "; ".join(filter(None, doubts))
+    if indication := "; ".join(filter(None, doubts)):
         return _p2p_unset(f"no evidence that it fails, only an indication ({indication}). {P2P_TEST_HINT}")
-    far = sum(link.type in ("SYS", "SOC") for link in topology.gpu_pairs()) if topology else 0
-    what = (
-        f"{far} of the pairs are {'SYS'}, which is not evidence: NCCL avoids slow paths itself"
-        if far
-        else "no evidence that it fails"
-    )
-    return _p2p_unset(f"{what}. {P2P_TEST_HINT}")
+    pairs = node.topology.gpu_pairs() if node.topology else []
+    far = sum(link.type in ("SYS", "SOC") for link in pairs)
+    sys = f"{far} of the pairs are SYS, which is not evidence: NCCL avoids slow paths itself"
+    return _p2p_unset(f"{sys if far else 'no evidence that it fails'}. {P2P_TEST_HINT}")
 
 
 def _p2p_off(nvlink: str, node: NodeFacts, why: str, documentation: str = "") -> EnvVar:
@@ -470,10 +362,8 @@ def _p2p_unset(why: str) -> EnvVar:
     return nccl_var("NCCL_P2P_DISABLE", None, why, P2P_ON_RISK)
 
 
-def gpu_defaults(node: NodeFacts | None) -> list[EnvVar]:
+def gpu_defaults() -> list[EnvVar]:
     """Return variables that scripts often set and that should stay unset."""
-    far = _far_nics(node)
-    gdr = f"NCCL decides by distance; {far}" if far else "NCCL decides by the distance of GPU and card"
     return [
         nccl_var(
             "NCCL_SHM_DISABLE",
@@ -484,24 +374,11 @@ def gpu_defaults(node: NodeFacts | None) -> list[EnvVar]:
         nccl_var(
             "NCCL_NET_GDR_LEVEL",
             None,
-            gdr,
+            "NCCL decides by the distance of GPU and card",
             "forced across the CPU, GPUDirect is often slower than going through host memory",
         ),
         nccl_var("NCCL_CROSS_NIC", None, "2 is the default: NCCL crosses rails only where that is faster", "none"),
     ]
-
-
-def _far_nics(node: NodeFacts | None) -> str:
-    topology = node.topology if node else None
-    if topology is None or not topology.nics:
-        return ""
-    far = [gpu.name for gpu in topology.gpus if topology.nearest_nics(gpu.name)[0] in ("PHB", "NODE", "SYS", "SOC")]
-    if not far:
-        return "every GPU has a card behind its own PCIe switch"
-    return (
-        f"{', '.join(far[:8])} ha{'s' if len(far) == 1 else 've'} no card behind the same switch, so data goes through "
-        "host memory there"
-    )
 
 
 def _nvlink_coverage(topology: Topology | None) -> str:
@@ -510,9 +387,6 @@ def _nvlink_coverage(topology: Topology | None) -> str:
         return ""
     joined = [link.nvlinks > 0 for link in topology.gpu_pairs()]
     return "all" if all(joined) else "part" if any(joined) else "none"
-
-
-DEBUG_RISK = "a few hundred lines at the start of each rank's log"
 
 
 def provisional_policy(job: NetworkJob) -> list[EnvVar]:
@@ -527,7 +401,7 @@ def provisional_policy(job: NetworkJob) -> list[EnvVar]:
     return [
         *found,
         defer_to_nodes(nccl_var("NCCL_P2P_DISABLE", None, test, P2P_ON_RISK)),
-        *gpu_defaults(None),
+        *gpu_defaults(),
         nccl_debug(),
     ]
 
@@ -558,10 +432,9 @@ def decide_network_policy(job: NetworkJob, nodes: Sequence[NodeFacts]) -> Networ
         environment = [gloo_interface(job, node), nccl_interface(job, node)]
         if found:
             environment += found.environment[node.host]
-            environment.append(socket_threads(node, found.family == "Socket"))
         if node.gpus > 1:
             environment.append(decide_p2p(node))
-        environment += [*gpu_defaults(node), nccl_debug()]
+        environment += [*gpu_defaults(), nccl_debug()]
         coverage = _nvlink_coverage(node.topology) if node.gpus > 1 else ""
         inside = {"all": "NVLink", "none": "PCIe or host memory", "part": "NVLink between some pairs"}.get(coverage, "")
         expected = ExpectedNetwork(
@@ -600,7 +473,7 @@ def nccl_debug() -> EnvVar:
         "NCCL then logs at startup which network and GPU transport it uses, and allranks compares that with what is "
         "expected"
     )
-    return nccl_var("NCCL_DEBUG", "INFO", why, DEBUG_RISK)
+    return nccl_var("NCCL_DEBUG", "INFO", why, "a few hundred lines at the start of each rank's log")
 
 
 def apply_user_env(decisions: Sequence[EnvVar], user: dict[str, str]) -> list[EnvVar]:

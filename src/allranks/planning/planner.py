@@ -13,7 +13,7 @@ import msgspec
 
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.planning import rank_environment
-from allranks.planning.env_vars import MULTI_RANK_GPU, env_warnings
+from allranks.planning.env_vars import env_warnings
 from allranks.planning.network_policy import NetworkJob
 from allranks.planning.records import (
     ON_NODE,
@@ -68,13 +68,6 @@ def _machine(spec: RunSpec, facts: MachineFacts) -> DeviceChoice:
     if spec.cluster.launched_by.uses_hosts and not listed:
         reason = f"this machine, {facts.host}, is not in cluster.hosts: set cluster.device to cuda or cpu"
         return _provisional(spec, reason, None)
-    if any(gpu.is_mig for gpu in facts.gpus):
-        return DeviceChoice(
-            device="cuda",
-            source=THIS_MACHINE,
-            reason=f"{facts.host} has {count} MIG instance{'s' * (count != 1)}, of which a process uses one",
-            gpus=1,
-        )
     return DeviceChoice(
         device="cuda" if count else "cpu",
         source=THIS_MACHINE,
@@ -135,8 +128,6 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
             f"cluster.procs_per_node is {procs}, but {facts.host} has {len(facts.gpus)} GPUs; NCCL needs one per rank "
             "(or set cluster.backend: gloo to share)"
         )
-    if cluster.launched_by.runs_here:
-        _require_whole_gpus(spec, device, procs, facts)
     if device == "cpu" and procs > facts.cpus and cluster.launched_by.runs_here:
         warnings.append(
             f"{procs} ranks share {facts.cpus} cores: they compete for them, and timings are not meaningful"
@@ -326,19 +317,6 @@ def _dtypes(spec: RunSpec, device: str) -> tuple[str, str]:
         )
     engine = engine_param_dtype(spec) if dtype == "bfloat16" else None
     return dtype, engine or stored
-
-
-def _require_whole_gpus(spec: RunSpec, device: str, procs: int, facts: MachineFacts) -> None:
-    """Refuse several ranks on MIG instances under NCCL, which takes the instances of a GPU for one device."""
-    cluster = spec.cluster
-    if device != "cuda" or procs == 1 or cluster.backend == "gloo" or MULTI_RANK_GPU in cluster.env:
-        return
-    if any(gpu.is_mig for gpu in facts.gpus):
-        raise SpecError(
-            f"cluster.procs_per_node is {procs}, and the GPUs of {facts.host} are MIG instances: NCCL refuses several "
-            "ranks on instances of one GPU. Set cluster.procs_per_node: 1, or cluster.backend: gloo, or (NCCL 2.31 "
-            f"and later) cluster.env.{MULTI_RANK_GPU}: '1'"
-        )
 
 
 def _require_isolation(spec: RunSpec) -> None:

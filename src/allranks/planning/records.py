@@ -272,15 +272,10 @@ class RdmaGid(msgspec.Struct, frozen=True, kw_only=True):
         return self.address.ipv4_mapped if self.address else None
 
     @property
-    def routable(self) -> bool:
+    def is_routable(self) -> bool:
         """Return whether it is not link-local, so that another network segment can reach it."""
         found = self.address
         return found is not None and not found.is_link_local and not (self.ipv4 and self.ipv4.is_link_local)
-
-    @property
-    def version(self) -> int:
-        """Return the RoCE version, 1 or 2; 0 for other types."""
-        return 2 if "v2" in self.type else 1 if self.type else 0
 
 
 class RdmaPort(msgspec.Struct, frozen=True, kw_only=True):
@@ -309,9 +304,10 @@ class RdmaPort(msgspec.Struct, frozen=True, kw_only=True):
             return "RoCE"
         return "EFA" if self.device.startswith(("efa", "rdmap")) else self.layer or "unknown"
 
-    def routable(self, version: int, four: bool = True) -> list[RdmaGid]:
-        """Return GIDs of a RoCE version with a routable IPv4 (or IPv6) address."""
-        return [g for g in self.gids if g.version == version and g.routable and (g.ipv4 is not None) == four]
+    @property
+    def routable(self) -> list[RdmaGid]:
+        """Return the GIDs of RoCE v2 with a routable IPv4 address, which NCCL uses by default."""
+        return [g for g in self.gids if "v2" in g.type and g.is_routable and g.ipv4 is not None]
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,7 +22,6 @@ from allranks.spec.launchers import LAUNCHERS, launchers_with
 from allranks.spec.records import ClusterSpec, Record, RunSpec, StrategySpec
 from allranks.spec.strategies import OPTION_DESCRIPTIONS, REGISTRY, read_options, resolve_options
 from allranks.spec.validation import (
-    RENAMED_KEYS,
     adapter_problems,
     all_keys,
     descriptions,
@@ -33,7 +32,6 @@ from allranks.spec.validation import (
     record_class,
     require_sections,
     router_problems,
-    script_problems,
     without_empty_sections,
 )
 from allranks.utils.inputs import FileTooLarge, is_stdin, read_input, read_regular
@@ -44,11 +42,8 @@ KEY_SYNONYMS = {word: key for key, words in _KEY_WORDS.items() for word in words
 """Keys of other tools' configurations, and the key of the spec."""
 
 
-_ROWS = r"(?:data(?:_?sets?)?|files?|paths?|sources?|rows|json|jsonl|csv|parquet)(?:_(?:files?|paths?|names?))?"
-_HELD_OUT = r"(?:eval(?:uation)?|val(?:id(?:ation)?)?|test|dev|held_?out)"
-_EVALUATION_ROWS = rf"(?:data_)?{_HELD_OUT}(?:_?set)?(?:_?{_ROWS})?"
-_EVALUATION_SHARE = rf"{_HELD_OUT}_?(?:set_?)?(?:split|size|ratio|fraction|share|percent(?:age)?)"
-"""Names for the rows to evaluate on, and for their share; a similar name such as data.source would train on them."""
+_HELD_OUT = re.compile(r"(?:^|_)(?:eval|val|valid|test|dev|held_?out)|validation|evaluation")
+"""Words for the rows to evaluate on; a similar name such as data.source would train on them."""
 
 
 def json_schema() -> dict[str, Any]:
@@ -342,9 +337,6 @@ def _unknown_keys(raw: dict[str, Any], record: type[Record], path: str) -> list[
         if key not in known:
             if len(problems) >= MAX_UNKNOWN:
                 return [*problems, "and more"]
-            if here in RENAMED_KEYS:
-                problems.append(f"{here} is now {RENAMED_KEYS[here]}")
-                continue
             shown = here if len(here) <= MAX_KEY else f"{here[:MAX_KEY]}..."
             problems.append(f"unknown key {shown!r}{_nearest(key[:MAX_KEY], path, known)}")
             continue
@@ -361,8 +353,9 @@ def _nearest(key: str, path: str, known: typing.Iterable[str]) -> str:
     meant = KEY_SYNONYMS.get(key.lower().replace("-", "_"))  # in other tools
     if meant is not None and path in ("", f"{meant.rpartition('.')[0]}."):
         return suggest(repr(meant))
-    if rows := _row_keys(key.lower().replace("-", "_"), path):
-        return suggest(*rows)
+    rows = path == "eval." and meant is not None and meant.startswith("data")
+    if rows or (path in ("", "data.", "eval.") and _HELD_OUT.search(key.lower().replace("-", "_"))):
+        return suggest("'eval.source' (rows of their own)", "'data.eval_fraction' (a share of the rows)")
     lower = {name.lower(): name for name in known}
     near = nearest_name(key.lower(), lower)
     if near:
@@ -374,15 +367,6 @@ def _nearest(key: str, path: str, known: typing.Iterable[str]) -> str:
     if meant is not None and "." in meant:
         return suggest(repr(meant))
     return f" (known here: {', '.join(known)})"
-
-
-def _row_keys(word: str, path: str) -> list[str]:
-    """Return the keys for the rows to evaluate or to train on that a word of another program means."""
-    if re.fullmatch(_EVALUATION_SHARE, word):
-        return ["'data.eval_fraction' (a share of the rows)", "'eval.source' (rows of their own)"]
-    if re.fullmatch(_EVALUATION_ROWS, word) or (path == "eval." and re.fullmatch(_ROWS, word)):
-        return ["'eval.source'"]
-    return ["'data.source'"] if path in ("", "data.") and re.fullmatch(rf"(?:train(?:ing)?_?)?{_ROWS}", word) else []
 
 
 def _not_finite(value: Any, path: str = "") -> list[str]:
@@ -419,24 +403,28 @@ def _cluster_problems(cluster: ClusterSpec) -> list[str]:
     return problems
 
 
-def _check_together(spec: RunSpec, where: str) -> None:
-    """Check rules that concern more than one key."""
-    problems: list[str] = []
-    if spec.script is None:
-        if spec.model is None:
-            problems.append("model.name is missing; set a hub name, a path, or for example tiny:mistral")
-        if spec.data is None:
-            problems.append("data.source is missing; set a hub name, a file, or for example builtin:instructions")
-        else:
-            problems += mixture_problems(spec.data)
-    else:
-        problems += script_problems(spec.script)
+def _content_problems(spec: RunSpec) -> list[str]:
+    """Return what is missing or too much of model, data and script."""
+    if spec.script is not None:
+        problems = []
+        if (spec.script.path is None) == (spec.script.module is None):
+            problems.append("set either script.path, the file of your program, or script.module, as for `python -m`")
         if spec.model is not None or spec.data is not None:
             problems.append("script replaces model, data and train; remove those sections")
-    if spec.train.max_steps is not None and spec.train.epochs is not None:
-        problems.append("train.max_steps and train.epochs are both set; set only one")
-    if spec.train.grad_accum is not None and spec.train.global_batch_size is not None:
-        problems.append("train.grad_accum and train.global_batch_size are both set; set only one")
+        return problems
+    missing = "model.name is missing; set a hub name, a path, or for example tiny:mistral"
+    problems = [] if spec.model is not None else [missing]
+    if spec.data is None:
+        return [*problems, "data.source is missing; set a hub name, a file, or for example builtin:instructions"]
+    return problems + mixture_problems(spec.data)
+
+
+def _check_together(spec: RunSpec, where: str) -> None:
+    """Check rules that concern more than one key."""
+    problems = _content_problems(spec)
+    for first, second in (("max_steps", "epochs"), ("grad_accum", "global_batch_size")):
+        if getattr(spec.train, first) is not None and getattr(spec.train, second) is not None:
+            problems.append(f"train.{first} and train.{second} are both set; set only one")
     for rules in (adapter_problems, mlp_problems, router_problems, evaluation_problems):
         problems += rules(spec)
     try:

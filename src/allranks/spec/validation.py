@@ -20,10 +20,10 @@ import msgspec
 
 from allranks.errors import SpecError
 from allranks.spec import records
-from allranks.spec.data_columns import ANSWER_NAMES, QUESTION_NAMES, TEMPLATE_KINDS
+from allranks.spec.data_columns import TEMPLATE_KINDS
 from allranks.spec.launchers import LAUNCHERS
 from allranks.spec.models import NOISE_SOURCE, is_mlp, mlp_shape, tiny_names
-from allranks.spec.records import RECOMPUTE_NONE, ProfileSpec, Record, RunSpec, ScriptSpec, TrainSpec
+from allranks.spec.records import RECOMPUTE_NONE, ProfileSpec, Record, RunSpec, TrainSpec
 from allranks.spec.strategies import REGISTRY, strategy_hint
 from allranks.utils.text import did_you_mean
 
@@ -41,10 +41,6 @@ _NAME = (
     "most 100 characters"
 )
 
-RENAMED_KEYS = {"train.clip_norm": "train.max_grad_norm", "cluster.environment": "cluster.python"}
-"""Keys of earlier versions. They are refused, with the new name."""
-RENAMED_VALUES = {("checkpoint.mode", "lite"): "weights_only"}
-
 
 def readable_error(message: str) -> str:
     """Rewrite msgspec's ``Expected `int`, got `str` - at `$.train.max_steps` `` as ``train.max_steps: expected int, got
@@ -53,8 +49,6 @@ def readable_error(message: str) -> str:
     key = place.strip("`").removeprefix("$").removeprefix(".") or "spec"
     if wrong := re.match(r"Invalid enum value '?(.*?)'?$", text):
         given = wrong.group(1)
-        if new := RENAMED_VALUES.get((key, given)):
-            return f"{key}: {given} is now {new}"
         known = known_values(key)
         return f"{key}: unknown value {given!r}{did_you_mean(given, known)} (known: {', '.join(known)})"
     text = text.replace("`", "").replace("xpected object", "xpected a section of keys")
@@ -241,18 +235,11 @@ def evaluation_problems(spec: RunSpec) -> list[str]:
 
 
 def column_warnings(spec: RunSpec) -> list[str]:
-    """Return warnings on ``data.columns``: columns that look swapped, or an answer that is part of the input."""
+    """Return warnings on ``data.columns``: an answer that is part of the input."""
     if spec.data is None:
         return []
     columns = {role: [names] if isinstance(names, str) else names for role, names in spec.data.columns.items()}
     found = []
-    for question, reply in (("instruction", "output"), ("prompt", "response"), ("prompt", "completion")):
-        asked, answer = columns.get(question, []), columns.get(reply, [])
-        if ANSWER_NAMES & {n.lower() for n in asked} and QUESTION_NAMES & {n.lower() for n in answer}:
-            found.append(
-                f"data.columns: {question} reads {', '.join(asked)} and {reply} reads {', '.join(answer)}, which look "
-                "swapped: the model would learn to write the question from its answer"
-            )
     for target in ("output", "response", "completion", "label"):
         for role, names in columns.items():
             shared = [name for name in names if name in columns.get(target, [])]
@@ -275,11 +262,6 @@ def training_warnings(spec: RunSpec, max_steps: int | None) -> list[str]:
             f"{model.name} has its own config.json; remove it, or change that file"
         )
         found = [ignored, *found]
-    if spec.eval.source is None and spec.data.eval_fraction > 0.5:
-        found.append(
-            f"data.eval_fraction is {spec.data.eval_fraction:g}: only {1 - spec.data.eval_fraction:.0%} of the rows "
-            "are trained"
-        )
     if max_steps == 0:
         return found
     if train.lr == 0:
@@ -289,14 +271,9 @@ def training_warnings(spec: RunSpec, max_steps: int | None) -> list[str]:
     if max_steps is not None and (text := warmup_warning(train, max_steps)):
         found.append(text)
     if saves.mode != "none" and not saves.at_end and _never(saves.every, max_steps):
-        found.append(
-            f"checkpoint: nothing will be saved, because at_end is false and {_every(saves.every, max_steps)}; set "
-            "checkpoint.at_end: true"
-        )
+        found.append("checkpoint: nothing will be saved, because at_end is false and every is not reached")
     if spec.eval.source and not spec.eval.at_end and _never(spec.eval.every, max_steps):
-        found.append(
-            f"eval: eval.source will not be used, because at_end is false and {_every(spec.eval.every, max_steps)}"
-        )
+        found.append("eval: eval.source will not be used, because at_end is false and every is not reached")
     return found
 
 
@@ -328,19 +305,16 @@ def _never(every: int | None, max_steps: int | None) -> bool:
     return every is None or (max_steps is not None and every > max_steps)
 
 
-def _every(every: int | None, max_steps: int | None) -> str:
-    return "every is not set" if every is None else f"every is {every}, but there are only {max_steps} steps"
-
-
 def window_warning(wanted: ProfileSpec, steps: int) -> str | None:
     """Return a warning if a run or attempt of this many steps is too short for the window; None if it fits."""
     first = wanted.wait + wanted.warmup
-    window = f"observe.profile records steps {first + 1} to {first + wanted.active}"
-    if steps <= first:
-        return f"{window}, but there are only {steps}: there will be no trace; reduce wait or warmup"
-    if steps < first + wanted.active:
-        return f"{window}, but there are only {steps}: the trace will have {steps - first} of {wanted.active} steps"
-    return None
+    last = first + wanted.active
+    if steps >= last:
+        return None
+    return (
+        f"observe.profile records steps {first + 1} to {last}, but there are only {steps}: the trace will have "
+        f"{max(0, steps - first)} of {wanted.active} steps; reduce wait or warmup"
+    )
 
 
 def profile_warnings(spec: RunSpec, world_size: int, max_steps: int | None) -> list[str]:
@@ -358,18 +332,7 @@ def profile_warnings(spec: RunSpec, world_size: int, max_steps: int | None) -> l
         found.append(
             f"observe.profile.ranks names {', '.join(map(str, absent))}, but the ranks are 0 to {world_size - 1}"
         )
-    if wanted.ranks == []:
-        found.append("observe.profile.ranks is empty: no rank is profiled; remove it to profile all")
     return found
-
-
-def script_problems(script: ScriptSpec) -> list[str]:
-    """Return what is wrong with the keys of ``script`` together."""
-    if script.path is None and script.module is None:
-        return ["script.path is missing; set the file of your program, or script.module for `python -m`"]
-    if script.path is not None and script.module is not None:
-        return ["script.path and script.module are both set; set only one"]
-    return []
 
 
 def is_container(wanted: str | None) -> bool:

@@ -34,11 +34,6 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     memory_bytes: int
 
-    @property
-    def is_mig(self) -> bool:
-        """Return whether it is a MIG instance. NCCL takes the instances of one GPU for the same device."""
-        return MIG in self.name
-
 
 class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts that planning needs: of this machine, and of the partition if Slurm was queried."""

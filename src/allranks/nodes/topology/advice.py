@@ -34,7 +34,7 @@ def advise_nccl(topology: Topology, node: NodeFacts | None = None) -> list[EnvVa
         level = nccl_var("NCCL_P2P_LEVEL", None, f"NCCL chooses by distance; {why}", risk)
         variables = [network_policy.decide_p2p(node), level]
     risk = "a fixed list leaves cards unused, and is wrong on nodes with other names"
-    variables += [nccl_var("NCCL_IB_HCA", None, _nearest_cards(topology), risk), *network_policy.gpu_defaults(node)]
+    variables += [nccl_var("NCCL_IB_HCA", None, _nearest_cards(topology), risk), *network_policy.gpu_defaults()]
     why = "a matrix shows no interfaces: one node needs none, several nodes report theirs (`allranks doctor SPEC`)"
     risk = "a fixed name is wrong on nodes where the interface has another name"
     variables.append(nccl_var("NCCL_SOCKET_IFNAME", None, why, risk))

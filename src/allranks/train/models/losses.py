@@ -112,7 +112,9 @@ class HeadLoss:
             flat = flat.to(torch.get_autocast_dtype(flat.device.type))
         with torch.autocast(flat.device.type, enabled=False):
             if how.each:
-                return _each(flat, weight, bias, how.targets, how.ignore)
+                weight, bias = weight.to(flat.dtype), None if bias is None else bias.to(flat.dtype)
+                size = loss_chunk_tokens(weight.shape[0], flat.device.type)
+                return _in_parts(lambda part: F.linear(part, weight, bias), flat, how.targets, how.ignore, size)
             return _LinearCrossEntropy.apply(flat, weight, bias, how.targets, how.ignore)  # type: ignore[return-value]
 
     def _through_module(self, flat: torch.Tensor, how: _Scoring) -> torch.Tensor:
@@ -126,18 +128,7 @@ class HeadLoss:
             if _has_hooks(self._head)
             else loss_chunk_tokens(max((p.shape[0] for p in self._head.parameters()), default=1), flat.device.type)
         )
-
-        def loss(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            logits = self._logits(hidden).float() * self._scale
-            return F.cross_entropy(logits, targets, ignore_index=how.ignore, reduction="none")
-
-        parts = []
-        for hidden, targets in zip(flat.split(size), how.targets.split(size), strict=True):
-            if torch.is_grad_enabled() and size < len(flat):
-                parts.append(checkpoint(loss, hidden, targets, use_reentrant=False))
-            else:
-                parts.append(loss(hidden, targets))
-        each = torch.cat(parts)
+        each = _in_parts(lambda part: self._logits(part).float() * self._scale, flat, how.targets, how.ignore, size)
         return each if how.each else each.sum()
 
 
@@ -212,16 +203,22 @@ class _Output(SimpleNamespace):
         return self.last_hidden_state if at == 0 else (None,)[:0]
 
 
-def _each(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, ignore: int
+def _in_parts(
+    logits_of: Callable[[torch.Tensor], torch.Tensor],
+    given: torch.Tensor,
+    targets: torch.Tensor,
+    ignore: int,
+    size: int,
 ) -> torch.Tensor:
-    size = loss_chunk_tokens(weight.shape[0], hidden.device.type)
-    weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
-    parts = [
-        F.cross_entropy(F.linear(h, weight, bias).float(), t, ignore_index=ignore, reduction="none")
-        for h, t in zip(hidden.split(size), targets.split(size), strict=True)
-    ]
-    return torch.cat(parts)
+    """Return the loss (N,) of each row of `given` (N, ...), `size` rows at a time, which backward computes again."""
+
+    def loss(part: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(logits_of(part).float(), wanted, ignore_index=ignore, reduction="none")
+
+    parts = zip(given.split(size), targets.split(size), strict=True)
+    if torch.is_grad_enabled() and size < len(given):
+        return torch.cat([checkpoint(loss, *part, use_reentrant=False) for part in parts])  # type: ignore[misc]
+    return torch.cat([loss(*part) for part in parts])
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -294,39 +291,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return hidden, weight, bias, None, None
 
 
-class _SumCrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor, ignore: int) -> torch.Tensor:
-        log_p = F.log_softmax(logits, dim=-1)
-        kept = targets != ignore
-        index = targets.masked_fill(~kept, 0).unsqueeze(1)
-        loss = -(log_p.gather(1, index).squeeze(1) * kept).sum()
-        ctx.save_for_backward(log_p, index, kept)
-        return loss
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
-        log_p, index, kept = ctx.saved_tensors
-        # softmax - onehot, in place: nothing else refers to the saved buffer
-        slope = log_p.exp_().scatter_add_(1, index, torch.full_like(index, -1, dtype=log_p.dtype))
-        return slope.mul_((kept * grad_outputs[0]).unsqueeze(1)), None, None
-
-
-def sum_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, ignore: int) -> torch.Tensor:
-    """Return the sum of negative log-likelihoods like ``F.cross_entropy(..., reduction="sum")``, with one buffer
-    instead of three.
-
-    Args:
-        logits: (N, V) float32.
-        targets: (N,) int64; rows with `ignore` do not contribute.
-
-    Returns:
-        A float32 scalar in nats. It can be differentiated only once.
-    """
-    return _SumCrossEntropy.apply(logits, targets, ignore)  # type: ignore[return-value]
-
-
 class LossModel(nn.Module):
     """The model with its loss, so that a strategy wraps one module whose forward gives the loss.
 
@@ -363,7 +327,9 @@ class LossModel(nn.Module):
         if self._head is not None:
             return self._head_losses(self._head, batch, each=False)
         output, targets = self._token_output(batch, self.router_loss)
-        loss = sum_cross_entropy(output.logits.float().flatten(0, 1), targets.flatten(), IGNORE)
+        logits = output.logits.flatten(0, 1)
+        size = loss_chunk_tokens(logits.shape[1], logits.device.type)
+        loss = _in_parts(lambda part: part, logits, targets.flatten(), IGNORE, size).sum()
         return loss if self.router_loss is None else loss + self.router_loss.of(output, batch)
 
     def label_logits(self, batch: Batch) -> torch.Tensor:
