@@ -17,7 +17,6 @@ from allranks.nodes.preflight.link_tests import (
     CollectiveMeasurements,
     CollectiveTime,
     CopyResult,
-    EarlierRun,
     RankPair,
     measure_collectives,
     run_copy_test,
@@ -30,11 +29,8 @@ from allranks.planning import memory
 from allranks.planning.network_policy import NetworkPolicy
 from allranks.planning.planner import network_job
 from allranks.planning.records import LaunchPlan
-from allranks.rundir.files import read_json
 from allranks.spec.records import RunSpec
-from allranks.utils.filesystem import cache_root, private_root
 from allranks.utils.machine import MachineFacts, machine_facts
-from allranks.utils.text import as_records
 
 Log = Callable[[str], None]
 
@@ -59,7 +55,7 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
     sweep: list[CollectiveTime] = []
     """Collectives of all ranks, by size."""
     bandwidth: list[str] = []
-    """Sentences about them: relative to the hardware, and to earlier runs."""
+    """Sentences about them, relative to the hardware."""
     excluded: list[str] = []
     notes: list[str] = []
     policy: NetworkPolicy = NetworkPolicy(nodes=[])
@@ -190,23 +186,14 @@ def _judge_bandwidth(
     procs: int,
     measured: CollectiveMeasurements,
 ) -> list[str]:
-    """Compare the collectives of all ranks with the hardware and with earlier runs, and keep them for later ones."""
+    """Compare the collectives of all ranks with the hardware."""
     if not measured.sweep:
         return []
     limit = link_tests.hardware_limit(
         preflight.probes, facts_of_nodes(preflight.probes, preflight.network, {}), policy, procs
     )
-    history = link_tests.history_file(
-        private_root(cache_root(spec.cluster.cache)), plan, preflight.probes, policy, procs
-    )
-    earlier = as_records(read_json(history), EarlierRun)
-    hosts = [probe.host for probe in preflight.probes]
-    link_tests.add_to_history(history, measured.sweep, hosts, slow=bool(slow_pairs(measured.pairs)))
-    comparisons = [
-        link_tests.compare_with_hardware(measured.sweep, limit),
-        link_tests.compare_with_history(measured.sweep, earlier),
-    ]
-    return [text for text in comparisons if text]
+    text = link_tests.compare_with_hardware(measured.sweep, limit)
+    return [text] if text else []
 
 
 def _policy(spec: RunSpec, plan: LaunchPlan, preflight: PreflightResult) -> NetworkPolicy:

@@ -2,24 +2,20 @@
 preflight.
 
 Results of copy tests are saved next to the runs, so that later runs on the same node respect them. The pair measurement
-names the pair, or the node, that is slower than the others. Bandwidth is compared with what the hardware gives, and
-with earlier runs.
+names the pair, or the node, that is slower than the others. Bandwidth is compared with what the hardware gives.
 
-nccl-tests (doc/PERFORMANCE.md): the algorithm bandwidth is the size by the time. The bus bandwidth is that times a
-factor of the kind and of the number of ranks n, so that it can be compared with the rate of the slowest link for any n.
-The size of an all-gather is what a rank receives, that of a reduce-scatter what it sends.
+nccl-tests (doc/PERFORMANCE.md): the algorithm bandwidth is the size by the time. The bus bandwidth is that times
+2(n-1)/n for n ranks, so that it can be compared with the rate of the slowest link for any n.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import statistics
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -32,15 +28,9 @@ from allranks.nodes.probes.probe import unused_port
 from allranks.nodes.records import Probe
 from allranks.planning.network_policy import NetworkPolicy, NodeNetworkPolicy
 from allranks.planning.records import LaunchPlan, NodeFacts
-from allranks.rundir.files import read_json, write_json
 from allranks.utils.kernel_counters import count_by_interface
-from allranks.utils.text import as_records, format_bytes
+from allranks.utils.text import format_bytes
 
-BUS_FACTORS: dict[str, Callable[[int], float]] = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "all_gather": lambda n: (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-}
 NVLINK_GENERATIONS = {
     "V100": 2, "A100": 3, "A800": 3, "A30": 3, "H100": 4, "H800": 4, "H200": 4, "H20": 4, "GH200": 4, "B200": 5, "B300": 5, "GB200": 5,
     "GB300": 5,
@@ -56,15 +46,10 @@ LOW_SHARE = 0.4
 """Below this share of what the hardware gives, large all-reduces are reported: NCCL usually reaches 70 to 95 %."""
 LARGE_BYTES = 16 * 2**20
 """Below this size the latency counts, and a comparison with the rate of a link says nothing."""
-HISTORY = "collectives"
-KEPT_RUNS = 30
-SLOWER_SHARE = 0.7
-"""A bandwidth below this share of the earlier median is reported as slower."""
-COMPARED_BYTES = 2**20
 
 
 class CollectiveTime(msgspec.Struct, frozen=True, kw_only=True):
-    """The time of one collective of all ranks."""
+    """The time of one all-reduce of all ranks."""
 
     kind: str
     bytes: int
@@ -77,7 +62,7 @@ class CollectiveTime(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bus_bytes_per_s(self) -> float:
-        return self.algorithm_bytes_per_s * BUS_FACTORS[self.kind](self.ranks)
+        return self.algorithm_bytes_per_s * 2 * (self.ranks - 1) / self.ranks
 
     def line(self) -> str:
         """Return one line for the terminal."""
@@ -90,16 +75,6 @@ class HardwareLimit(msgspec.Struct, frozen=True, kw_only=True):
 
     bytes_per_s: float
     what: str
-
-
-class EarlierRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Bus bandwidths of one earlier run, by ``kind/bytes``. `slow`: it had a slow pair; it is kept, but nothing is
-    compared with it."""
-
-    time: float
-    hosts: list[str]
-    bus_bytes_per_s: dict[str, float]
-    slow: bool = False
 
 
 def format_rate(bytes_per_s: float) -> str:
@@ -163,72 +138,16 @@ def _network(probe: Probe, node: NodeFacts, policy: NodeNetworkPolicy | None) ->
 
 def compare_with_hardware(sweep: Sequence[CollectiveTime], limit: HardwareLimit | None) -> str:
     """Return one sentence about the largest all-reduce; empty if there is none."""
-    large = max(
-        (c for c in sweep if c.kind == "all_reduce" and c.bytes >= LARGE_BYTES), key=lambda c: c.bytes, default=None
-    )
+    large = max((c for c in sweep if c.bytes >= LARGE_BYTES), key=lambda c: c.bytes, default=None)
     if large is None:
         return ""
-    rate = (
-        f"all_reduce of {format_bytes(large.bytes)} by {large.ranks} ranks: bus bandwidth "
-        f"{format_rate(large.bus_bytes_per_s)}"
-    )
+    done = f"all_reduce of {format_bytes(large.bytes)} by {large.ranks} ranks"
+    rate = f"{done}: bus bandwidth {format_rate(large.bus_bytes_per_s)}"
     if limit is None:
         return f"{rate}; what the hardware gives is not known"
     share = large.bus_bytes_per_s / limit.bytes_per_s
-    rate_text = f"{rate}, {share:.0%} of {format_rate(limit.bytes_per_s)} ({limit.what})"
-    return (
-        f"{rate_text}: far below; see `allranks topo`, and the network that the ranks used"
-        if share < LOW_SHARE
-        else rate_text
-    )
-
-
-def history_file(cache: Path, plan: LaunchPlan, probes: Sequence[Probe], policy: NetworkPolicy, procs: int) -> Path:
-    """Return the file of earlier runs on this cluster with as many nodes and ranks, the same GPUs, backend and
-    transport.
-
-    Nodes whose names differ in their numbers alone are taken for nodes of one cluster.
-    """
-    gpus = sorted({str(gpu.get("name")) for probe in probes for gpu in probe.gpus}) if plan.device == "cuda" else []
-    transports = sorted({node.expected.transport for node in policy.nodes})
-    names = sorted({re.sub(r"\d+", "", probe.host) for probe in probes})
-    shape = msgspec.json.encode([plan.backend, len(probes), procs, gpus, transports, names])
-    return cache / HISTORY / f"{len(probes)}x{procs}-{plan.backend}-{hashlib.sha256(shape).hexdigest()[:12]}.json"
-
-
-def add_to_history(path: Path, sweep: Sequence[CollectiveTime], hosts: Sequence[str], *, slow: bool) -> None:
-    """Add a run. If the folder cannot be written, only the record is lost."""
-    rates = {f"{c.kind}/{c.bytes}": round(c.bus_bytes_per_s, 1) for c in sweep}
-    run = EarlierRun(time=time.time(), hosts=list(hosts), bus_bytes_per_s=rates, slow=slow)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, msgspec.to_builtins([*as_records(read_json(path), EarlierRun), run][-KEPT_RUNS:]))
-    except OSError:
-        return
-
-
-def compare_with_history(sweep: Sequence[CollectiveTime], earlier: Sequence[EarlierRun]) -> str:
-    """Return one sentence about the bandwidths relative to the medians of earlier runs without slow pairs; empty
-    without a sweep."""
-    runs = [run for run in earlier if not run.slow]
-    shares: list[tuple[float, float, CollectiveTime]] = []
-    for one in sweep:
-        before = [rate for run in runs if (rate := run.bus_bytes_per_s.get(f"{one.kind}/{one.bytes}", 0.0)) > 0]
-        if before and one.bytes >= COMPARED_BYTES:
-            usual = statistics.median(before)
-            shares.append((one.bus_bytes_per_s / usual, usual, one))
-    if not shares:
-        return "no earlier run of this shape to compare with" if sweep else ""
-    count = f"{len(runs)} earlier run{'s' * (len(runs) != 1)} of this shape"
-    share, usual, worst = min(shares, key=lambda item: item[0])
-    if share >= SLOWER_SHARE:
-        return f"as fast as in {count}: {statistics.median(s for s, *_ in shares):.0%} of their bus bandwidths"
-    when = time.strftime("%Y-%m-%d", time.localtime(runs[-1].time))
-    return (
-        f"slower than in {count}: {worst.kind} of {format_bytes(worst.bytes)} has a bus bandwidth of "
-        f"{format_rate(worst.bus_bytes_per_s)}, {share:.0%} of their median {format_rate(usual)} (the last one on "
-        f"{when}, {', '.join(runs[-1].hosts[:8])})"
-    )
+    low = ": far below; see `allranks topo`, and the network that the ranks used" if share < LOW_SHARE else ""
+    return f"{rate}, {share:.0%} of {format_rate(limit.bytes_per_s)} ({limit.what}){low}"
 
 
 COPY_TEST_LIMIT_S = 300.0

@@ -8,7 +8,7 @@
 does not fail: it hangs, or copies wrong values. So the copies run in a separate process, which reports each copy before
 it starts; if it hangs, it is killed, the pair has failed, and another process continues.
 
-``pairs`` measures collectives of all ranks by size, then copies and all-reduces between pairs of ranks. Its request
+``pairs`` measures all-reduces of all ranks by size, then copies and all-reduces between pairs of ranks. Its request
 grows with the number of nodes, so it is passed on standard input: one argument has at most 128 KiB. Started once per
 node, the program starts its ranks itself. Pairs are measured in rounds of a round-robin tournament: no rank is in two
 pairs of a round, and between nodes no node is, so that pairs of a round share no link. All rounds of n ranks take n - 1
@@ -26,7 +26,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from itertools import permutations
@@ -158,9 +157,9 @@ PASSES = 2
 LIMIT_S = 60
 SMALL_BYTES = 8
 SIZES = [4**k for k in range(5, 15)]
-"""Bytes of the collectives of all ranks: 1 KiB to 256 MiB."""
+"""Bytes of the all-reduces of all ranks: 1 KiB to 256 MiB."""
 SWEEP_SHARE = 0.4
-"""Share of the time for the collectives of all ranks; the rest is for pairs."""
+"""Share of the time for the all-reduces of all ranks; the rest is for pairs."""
 TIMED_S = 0.2
 """A collective or a copy is repeated for about so long."""
 MOST_REPEATS = 20
@@ -209,7 +208,6 @@ def measure(request: dict[str, Any], rank: int) -> None:
     import torch
     import torch.distributed as dist
 
-    warnings.simplefilter("ignore")  # torch 2.13 has other names for two collectives
     world, cuda = len(request["hosts"]) * request["procs"], request["backend"] == "nccl"
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
@@ -262,39 +260,15 @@ class Ranks:
         self._control = dist.new_group(backend="gloo") if cuda else dist.group.WORLD
 
     def sweep(self, limit_s: float) -> Iterator[dict[str, Any]]:
-        """Time collectives of all ranks by size, until the next size would take longer than there is time."""
+        """Time all-reduces of all ranks by size, until the next size would take longer than there is time."""
         end = min(time.monotonic() + limit_s, self._deadline)
-        calls = self._calls()
-        last = dict.fromkeys(calls, 0.0)
+        last = 0.0
         for size in SIZES:
-            for kind, call in calls.items():
-                if not self._all_agree(time.monotonic() + 3 * 4 * last[kind] < end):
-                    continue
-                seconds = self._timed(call(size), self._control)
-                last[kind] = seconds
-                yield {"kind": kind, "bytes": size, "seconds": seconds}
-
-    def _calls(self) -> dict[str, Callable[[int], Callable[[], Any]]]:
-        """Return for each kind a function from a size, as nccl-tests counts it, to the call."""
-        dist, world = self._dist, self._world
-        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-        def all_reduce(size: int) -> Callable[[], Any]:
+            if not self._all_agree(time.monotonic() + 3 * 4 * last < end):
+                return
             data = self._ones(size)
-            return lambda: dist.all_reduce(data)
-
-        def all_gather(size: int) -> Callable[[], Any]:
-            part = self._ones(size // world)
-            whole = part.new_empty(part.numel() * world)
-            return lambda: gather(whole, part)
-
-        def reduce_scatter(size: int) -> Callable[[], Any]:
-            part = self._ones(size // world)
-            whole = part.new_ones(part.numel() * world)
-            return lambda: scatter(part, whole)
-
-        return {"all_reduce": all_reduce, "all_gather": all_gather, "reduce_scatter": reduce_scatter}
+            last = self._timed(lambda data=data: self._dist.all_reduce(data), self._control)
+            yield {"kind": "all_reduce", "bytes": size, "seconds": last}
 
     def _ones(self, size: int) -> Any:
         device = "cuda" if self._cuda else "cpu"
