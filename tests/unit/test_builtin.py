@@ -13,12 +13,12 @@ from collections.abc import Callable
 
 import pytest
 
-from allranks.spec.builtin_data import BUILTIN, FAMILIES, PortableRandom, instruction_texts
+from allranks.spec.builtin_data import BUILTIN, FAMILIES, PortableRandom, texts_of
 
 # The first 300 rows of seed 42. They change when a text does, and must not with the version of Python.
 DIGESTS = {"instructions": "401889035073903e", "news": "35bf101fb871cd13", "reviews": "3a3af822b4396a65"}
 
-ENDINGS = instruction_texts().endings
+ENDINGS = texts_of("instructions")["endings"]
 NAMES = pytest.mark.parametrize("name", ["instructions", "news", "reviews"])
 
 

@@ -82,7 +82,6 @@ def test_facts_name_the_sources_and_repeated_rows_are_not_duplicates(tmp_path: P
     assert [Path(one.source).name for one in facts.sources] == ["a.jsonl", "b.jsonl"]
     assert (facts.rows, facts.rows_train, facts.rows_identical, facts.rows_duplicated) == (70, 63, 0, 0)
     assert facts.template == "alpaca + chat"
-    assert any("use different templates (alpaca, chat)" in text for text in facts.warnings)
     often = prepared(mixed(tmp_path, [BOTH[0], {**BOTH[1], "weight": 9}])).facts
     assert any(re.search(r"each row of .*b\.jsonl occurs about 6 times", text) for text in often.warnings)
 

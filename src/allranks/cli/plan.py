@@ -57,8 +57,7 @@ def show_dry_run(run: PreparedRun, as_json: bool, *, full: bool = False) -> None
 
 
 def training_line(spec: RunSpec) -> str | None:
-    """Return model, data and schedule in one line, a second one on routers, or the command line of a user's own
-    program."""
+    """Return model, data and schedule in one line, or the command line of a user's own program."""
     if spec.script is not None:
         from allranks.planning.rank_environment import command_line, working_directory
 
@@ -69,7 +68,6 @@ def training_line(spec: RunSpec) -> str | None:
         )
     if spec.model is None or spec.data is None:
         return None
-    from allranks.planning.model_checks import router_line
     from allranks.spec.data_sources import source_of
 
     data, train = spec.data, spec.train
@@ -77,11 +75,10 @@ def training_line(spec: RunSpec) -> str | None:
     shape = "" if data.source == "builtin:noise" else f", at most {data.max_length} tokens each"
     warm = f" after {train.warmup_steps} warm-up steps" if train.warmup_steps else ""
     adapter = f" with {spec.adapter.type}" if spec.adapter.type != "none" else ""
-    line = (
+    return (
         f"training: {spec.model.name}{adapter} on {source_of(data)}{rows}{shape}; lr {train.lr:g} "
         f"{train.schedule}{warm}, seed {train.seed}"
     )
-    return "\n".join(filter(None, [line, router_line(spec)]))
 
 
 def device_line(plan: LaunchPlan) -> str:

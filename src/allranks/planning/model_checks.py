@@ -23,7 +23,6 @@ from allranks.rundir.files import read_record
 from allranks.spec.data_columns import TEMPLATE_KINDS
 from allranks.spec.data_templates import require_task_template
 from allranks.spec.models import (
-    EXPERT_COUNTS,
     TINY_ENCODERS,
     TYPES,
     TaskTypes,
@@ -33,7 +32,7 @@ from allranks.spec.models import (
     model_task,
     require_architecture,
     require_parameters,
-    router_loss,
+    tested,
     tested_settings,
     tiny_family,
 )
@@ -46,13 +45,7 @@ MAX_TOKENIZER_BYTES = 64 << 20
 MAX_SOURCE_BYTES = 4 << 20
 
 POSITION_KEYS = ("max_position_embeddings", "n_positions")
-ATTENTION_FLAGS = {
-    "sdpa": "_supports_sdpa",
-    "flex_attention": "_supports_flex_attn",
-    "flash_attention_2": "_supports_flash_attn",
-    "flash_attention_3": "_supports_flash_attn",
-}
-ATTENTIONS = ("eager", *ATTENTION_FLAGS)
+ATTENTIONS = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3")
 OLD_NAMES = ("gate_proj", "up_proj", "down_proj")
 """Targets that PEFT may apply to fused experts itself."""
 
@@ -84,7 +77,6 @@ def check_model(spec: RunSpec) -> bool | None:
     require_vocabulary(files)
     require_attention(files.config.get("model_type"), spec.model.attention, files.where)
     require_architecture(files.config, spec, files.where, classifier=classifier is True)
-    _router_loss(spec, files)
     known = find_config(spec).config
     if spec.adapter.type == "lora":
         shapes = {w.name: len(w.shape) for w in shapes_of(known).weights()} if known is not None else {}
@@ -92,44 +84,6 @@ def check_model(spec: RunSpec) -> bool | None:
             require_parameters(spec.adapter, shapes, files.where)
         require_targets(spec.adapter, adaptable_modules(spec, files), files.where, shapes, classifier=classifier)
     return classifier
-
-
-def router_line(spec: RunSpec) -> str:
-    """Return what happens with the routers of a mixture of experts, as the run says it; nothing if that is unknown, or
-    for a dense model."""
-    files = find_files(spec)
-    return _router_loss(spec, files) if files is not None else ""
-
-
-def _router_loss(spec: RunSpec, files: ModelFiles) -> str:
-    """See `router_line`.
-
-    Raises:
-        SpecError: see `allranks.spec.models.router_loss`.
-    """
-    assert spec.model is not None
-    raw, kind = files.config, str(files.config.get("model_type"))
-    experts = any(isinstance(count := raw.get(key), int) and count > 1 for key in EXPERT_COUNTS)
-    folder = re.sub(r"\W", "_", kind)
-    source, own = _source(f"models/{folder}/modeling_{folder}.py") if experts else "", None
-    if source is None or (experts and raw.get("auto_map")):
-        return ""
-    if "load_balancing_loss_func(" in source and not is_classifier(files):
-        given = raw.get("router_aux_loss_coef", raw.get("aux_loss_coef"))
-        usual = re.search(
-            r"^    (?:router_)?aux_loss_coef\b.*= ([\d.e-]+)$",
-            _source(f"models/{folder}/configuration_{folder}.py") or "",
-            re.MULTILINE,
-        )
-        if isinstance(given, int | float):
-            own = float(given)
-        elif given is None and usual is not None:
-            own = float(usual[1])
-        else:
-            return ""
-    biased, asked = "e_score_correction_bias" in source, raw.get("output_router_logits") is True
-    where = f"{files.where} ({kind})"
-    return router_loss(spec.model.router_aux_loss, where, experts=experts, biased=biased, own=own, asked=asked)[1]
 
 
 def trains_classifier(spec: RunSpec) -> bool | None:
@@ -241,17 +195,12 @@ def highest_token(folder: Path) -> tuple[str, int | None]:
     """Return the token with the highest id and this id; None where the tokenizer's files do not show it."""
     try:
         file = folder / "tokenizer.json"
-        if file.is_file():
-            found = json.loads(read_text(file, MAX_TOKENIZER_BYTES))
-            vocab = found["model"].get("vocab", {})
-            tokens = dict(vocab) if isinstance(vocab, dict) else {entry[0]: i for i, entry in enumerate(vocab)}
-            tokens.update((entry["content"], entry["id"]) for entry in found.get("added_tokens", []))
-        elif (folder / "vocab.json").is_file():
-            tokens = json.loads(read_text(folder / "vocab.json", MAX_TOKENIZER_BYTES))
-        elif (folder / "vocab.txt").is_file():
-            tokens = {t: i for i, t in enumerate(read_text(folder / "vocab.txt", MAX_TOKENIZER_BYTES).splitlines())}
-        else:
+        if not file.is_file():
             return "", None
+        content = json.loads(read_text(file, MAX_TOKENIZER_BYTES))
+        vocab = content["model"].get("vocab", {})
+        tokens = dict(vocab) if isinstance(vocab, dict) else {entry[0]: i for i, entry in enumerate(vocab)}
+        tokens.update((entry["content"], entry["id"]) for entry in content.get("added_tokens", []))
         return max(tokens.items(), key=lambda item: item[1], default=("", None))
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError, FileTooLarge):
         return "", None  # transformers reports what is wrong with it
@@ -269,34 +218,17 @@ def require_attention_name(wanted: str) -> None:
 
 
 def require_attention(model_type: Any, wanted: str, where: str) -> None:
-    """Check that transformers has an attention implementation for a model type, if its source shows it.
+    """Refuse ``sdpa`` for a tested model type that transformers has without it.
 
     Raises:
-        SpecError: with those that it has.
+        SpecError: with what it has.
     """
-    if wanted not in ATTENTION_FLAGS:
-        return
-    flags = attention_flags(model_type) if isinstance(model_type, str) else None
-    if flags is None or ATTENTION_FLAGS[wanted] in flags:
-        return
-    has = ["eager", *(name for name, flag in ATTENTION_FLAGS.items() if flag in flags)]
-    raise SpecError(
-        f"model.attention {wanted}: {where} ({model_type}) does not have it in transformers; set model.attention to "
-        f"one of {', '.join(has)}{tested_settings(model_type)}"
-    )
-
-
-def attention_flags(model_type: str) -> frozenset[str] | None:
-    """Return the attention flags that a model's source in transformers sets to True; None if the source is not found.
-
-    The flags are in the model's subclass of PreTrainedModel.
-    """
-    folder = re.sub(r"\W", "_", model_type)
-    source = _source(f"models/{folder}/modeling_{folder}.py")
-    block = re.search(r"^class \w+\(PreTrainedModel\):\n(.*?)(?=^\S)", source or "", re.MULTILINE | re.DOTALL)
-    if block is None:
-        return None
-    return frozenset(re.findall(r"^    (_supports_\w+)(?:: bool)? = True\b", block[1], re.MULTILINE))
+    entry = tested(model_type)
+    if wanted == "sdpa" and entry is not None and entry.attention == "eager":
+        raise SpecError(
+            f"model.attention sdpa: {where} ({model_type}) does not have it in transformers; set model.attention: "
+            f"eager{tested_settings(model_type)}"
+        )
 
 
 def adaptable_modules(spec: RunSpec, files: ModelFiles) -> frozenset[str]:

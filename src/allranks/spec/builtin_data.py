@@ -11,10 +11,11 @@ is part of the data: another order gives other rows.
 
 from __future__ import annotations
 
+import json
 import random
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -22,93 +23,34 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 T = TypeVar("T")
-Texts = tuple[str, ...]
-Pairs = tuple[tuple[str, str], ...]
-
-
-class InstructionWords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Facts and words. Every generated question has exactly one right answer."""
-
-    opposites: Pairs
-    capitals: Pairs
-    colours: Pairs
-    kinds: dict[str, Texts]
-    plurals: Pairs
-    pasts: Pairs
-    sizes: Texts
-    """Animals, each clearly larger than the one before."""
-    days: Texts
-    months: Texts
-
-
-class InstructionTexts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
-    """What ``builtin:instructions`` asks, and how.
-
-    ``phrases`` are the wordings of each family of questions. Blanks are in braces. The text after ``|`` becomes the
-    row's ``input``; wordings without it have an empty one.
-    """
-
-    words: InstructionWords
-    phrases: dict[str, Texts]
-    endings: Texts
-    """What may follow a question that does not say how to answer."""
-
-    @cached_property
-    def kind_of(self) -> dict[str, str]:
-        return {thing: kind for kind, things in self.words.kinds.items() for thing in things}
-
-    @cached_property
-    def things(self) -> Texts:
-        return tuple(self.kind_of)
-
-    @cached_property
-    def listed(self) -> Texts:
-        """Words for lists and for questions about letters."""
-        return tuple(thing for things in self.words.kinds.values() for thing in things[:3])
-
-
-class LeadsBetween(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """First sentences that fit two classes and carry either label."""
-
-    classes: tuple[int, int]
-    leads: Texts
-
-
-class NewsTexts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sentences and words of ``builtin:news``. Companies, clubs and people are made up.
-
-    Classes share names, places, numbers and many verbs; some titles fit any class, some leads are between two classes.
-    A classifier learns the set well, but never perfectly.
-    """
-
-    blanks: dict[str, Texts]
-    titles: dict[int, Texts]
-    any_titles: Texts
-    leads: dict[int, Texts]
-    between: tuple[LeadsBetween, ...]
-    follow_ups: Texts
-
-
-class ReviewTexts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sentences and words of ``builtin:reviews``. ``items`` are what is reviewed, with its parts."""
-
-    items: dict[str, Texts]
-    blanks: dict[str, Texts]
-    openings: Texts
-    asides: Texts
-    sentences: dict[str, Texts]
-    verdicts: dict[int, Texts]
+Pairs = Sequence[Sequence[str]]
 
 
 @cache
-def _load(name: str, kind: type[T]) -> T:
-    """Return the texts of a set; its file is read once, on first use."""
-    return msgspec.json.decode((Path(__file__).parent / "builtin" / f"{name}.json").read_bytes(), type=kind)
+def texts_of(name: str) -> dict[str, Any]:
+    """Return the texts of a set; its file is read once, on first use.
+
+    ``phrases`` of ``builtin:instructions`` are the wordings of each family of questions. Blanks are in braces. The text
+    after ``|`` becomes the row's ``input``. ``sizes`` are animals, each clearly larger than the one before. Companies,
+    clubs and people of ``builtin:news`` are made up; its classes share names, places, numbers and many verbs, and some
+    titles and leads fit several classes: a classifier learns the set well, but never perfectly.
+    """
+    return json.loads((Path(__file__).parent / "builtin" / f"{name}.json").read_bytes())
 
 
-def instruction_texts() -> InstructionTexts:
-    """Return the texts of ``builtin:instructions``."""
-    return _load("instructions", InstructionTexts)
+def _words() -> dict[str, Any]:
+    return texts_of("instructions")["words"]
+
+
+@cache
+def _kind_of() -> dict[str, str]:
+    return {thing: kind for kind, things in _words()["kinds"].items() for thing in things}
+
+
+@cache
+def _listed() -> list[str]:
+    """Return words for lists and for questions about letters."""
+    return [thing for things in _words()["kinds"].values() for thing in things[:3]]
 
 
 class PortableRandom:
@@ -151,45 +93,43 @@ Question = tuple[str, str]
 """A question, its input behind ``|`` if it has one, and the answer."""
 
 
-def _from_table(family: str, table: Callable[[InstructionWords], Pairs]) -> Callable[[PortableRandom], Question]:
+def _from_table(family: str, table: Callable[[dict[str, Any]], Pairs]) -> Callable[[PortableRandom], Question]:
     def question(draw: PortableRandom) -> Question:
-        x, answer = draw.pick(table(instruction_texts().words))
+        x, answer = draw.pick(table(_words()))
         return _phrase(draw, family).format(x=x), answer
 
     return question
 
 
 def _phrase(draw: PortableRandom, family: str) -> str:
-    return draw.pick(instruction_texts().phrases[family])
+    return draw.pick(texts_of("instructions")["phrases"][family])
 
 
 def _turned(pairs: Pairs) -> Pairs:
-    return tuple((b, a) for a, b in pairs)
+    return [(b, a) for a, b in pairs]
 
 
 def _with_article(thing: str) -> str:
-    if instruction_texts().kind_of[thing] in ("drink", "metal"):
+    if _kind_of()[thing] in ("drink", "metal"):
         return thing
     return f"an {thing}" if thing[0] in "aeiou" else f"a {thing}"
 
 
 def _kind(draw: PortableRandom) -> Question:
-    texts = instruction_texts()
-    thing = draw.pick(texts.things)
-    return _phrase(draw, "kind").format(x=thing, ax=_with_article(thing)), texts.kind_of[thing]
+    thing = draw.pick(list(_kind_of()))
+    return _phrase(draw, "kind").format(x=thing, ax=_with_article(thing)), _kind_of()[thing]
 
 
 def _is_kind(draw: PortableRandom) -> Question:
-    texts = instruction_texts()
-    kinds = tuple(texts.words.kinds)
-    thing = draw.pick(texts.things)
+    thing = draw.pick(list(_kind_of()))
+    right = _kind_of()[thing]
     yes = draw.chance(0.5)
-    kind = texts.kind_of[thing] if yes else draw.pick([k for k in kinds if k != texts.kind_of[thing]])
+    kind = right if yes else draw.pick([k for k in _words()["kinds"] if k != right])
     return _phrase(draw, "is_kind").format(x=thing, ax=_with_article(thing), k=kind), "yes" if yes else "no"
 
 
 def _pick_kind(draw: PortableRandom) -> Question:
-    known = instruction_texts().words.kinds
+    known = _words()["kinds"]
     kinds = draw.sample(tuple(known), 3)
     things = [draw.pick(known[kind][:3]) for kind in kinds]
     return _phrase(draw, "pick_kind").format(k=kinds[0], list=", ".join(draw.shuffled(things))), things[0]
@@ -203,7 +143,7 @@ def _compare_numbers(draw: PortableRandom) -> Question:
 
 
 def _compare_animals(draw: PortableRandom) -> Question:
-    sizes = instruction_texts().words.sizes
+    sizes = _words()["sizes"]
     a, b = draw.sample(range(len(sizes)), 2)
     larger = draw.chance(0.5)
     shown = [("an " if sizes[i][0] in "aeiou" else "a ") + sizes[i] for i in (a, b)]
@@ -224,7 +164,7 @@ def _difference(draw: PortableRandom) -> Question:
 
 
 def _list(draw: PortableRandom, shortest: int = 2) -> list[str]:
-    return draw.sample(instruction_texts().listed, shortest + draw.below(5 - shortest))
+    return draw.sample(_listed(), shortest + draw.below(5 - shortest))
 
 
 def _about_list(
@@ -240,12 +180,12 @@ def _about_list(
 def _member(draw: PortableRandom) -> Question:
     items = _list(draw)
     yes = draw.chance(0.5)
-    x = draw.pick(items) if yes else draw.pick([thing for thing in instruction_texts().listed if thing not in items])
+    x = draw.pick(items) if yes else draw.pick([thing for thing in _listed() if thing not in items])
     return _phrase(draw, "member").format(x=x, list=", ".join(items)), "yes" if yes else "no"
 
 
 def _letter(draw: PortableRandom) -> Question:
-    word = draw.pick(instruction_texts().listed)
+    word = draw.pick(_listed())
     first = draw.chance(0.5)
     place, verb = ("first", "begin") if first else ("last", "end")
     return _phrase(draw, "letter").format(x=word, place=place, verb=verb), word[0 if first else -1]
@@ -259,13 +199,11 @@ def _neighbour(draw: PortableRandom, wordings: Sequence[str], ring: Sequence[str
 
 
 def _calendar(draw: PortableRandom) -> Question:
-    texts = instruction_texts()
+    phrases = texts_of("instructions")["phrases"]["next_day"]
     if draw.chance(0.4):
-        return _neighbour(draw, texts.phrases["next_day"], texts.words.days)
-    by_month = [
-        words.replace("day of the week", "month").replace("day", "month") for words in texts.phrases["next_day"]
-    ]
-    return _neighbour(draw, by_month, texts.words.months)
+        return _neighbour(draw, phrases, _words()["days"])
+    by_month = [words.replace("day of the week", "month").replace("day", "month") for words in phrases]
+    return _neighbour(draw, by_month, _words()["months"])
 
 
 def _next_number(draw: PortableRandom) -> Question:
@@ -276,12 +214,12 @@ def _next_number(draw: PortableRandom) -> Question:
 
 
 FAMILIES: dict[str, Callable[[PortableRandom], Question]] = {
-    "opposite": _from_table("opposite", lambda words: words.opposites + _turned(words.opposites)),
-    "capital": _from_table("capital", lambda words: words.capitals),
-    "country": _from_table("country", lambda words: _turned(words.capitals)),
-    "colour": _from_table("colour", lambda words: words.colours),
-    "plural": _from_table("plural", lambda words: words.plurals),
-    "past": _from_table("past", lambda words: words.pasts),
+    "opposite": _from_table("opposite", lambda words: [*words["opposites"], *_turned(words["opposites"])]),
+    "capital": _from_table("capital", lambda words: words["capitals"]),
+    "country": _from_table("country", lambda words: _turned(words["capitals"])),
+    "colour": _from_table("colour", lambda words: words["colours"]),
+    "plural": _from_table("plural", lambda words: words["plurals"]),
+    "past": _from_table("past", lambda words: words["pasts"]),
     "kind": _kind,
     "is_kind": _is_kind,
     "pick_kind": _pick_kind,
@@ -313,7 +251,7 @@ def instruction_rows(draw: PortableRandom) -> Iterator[Row]:
                     asked.add(question)
                     instruction, _, given = question.partition("|")
                     if instruction[-1] in ".?" and "yes or no" not in instruction.lower() and draw.chance(0.5):
-                        instruction += draw.pick(instruction_texts().endings)
+                        instruction += draw.pick(texts_of("instructions")["endings"])
                     yield {"instruction": instruction, "input": given, "output": answer}
                     break
 
@@ -328,7 +266,7 @@ second sentence."""
 
 def _fill(draw: PortableRandom, texts: Sequence[str], chosen: dict[str, str]) -> str:
     """Return one of the texts with its blanks filled; a blank that occurs again in the row gets the same value."""
-    text, blanks = draw.pick(texts), _load("news", NewsTexts).blanks
+    text, blanks = draw.pick(texts), texts_of("news")["blanks"]
     for _, blank, _, _ in string.Formatter().parse(text):
         if blank and blank not in chosen:
             chosen[blank] = draw.pick(blanks[blank])
@@ -342,15 +280,15 @@ def capital(text: str) -> str:
 
 
 def _news_row(draw: PortableRandom, label: int) -> dict[str, Any]:
-    texts, chosen = _load("news", NewsTexts), dict[str, str]()
+    texts, chosen = texts_of("news"), dict[str, str]()
     between = draw.chance(BETWEEN_CLASSES)
     any_title = draw.chance(ANY_TITLE_BETWEEN if between else ANY_TITLE)
-    shared = tuple(text for pair in texts.between if label in pair.classes for text in pair.leads)
-    leads = shared if between else texts.leads[label]
-    title = _fill(draw, texts.any_titles if any_title else texts.titles[label], chosen)
+    shared = [text for pair in texts["between"] if label in pair["classes"] for text in pair["leads"]]
+    leads = shared if between else texts["leads"][str(label)]
+    title = _fill(draw, texts["any_titles"] if any_title else texts["titles"][str(label)], chosen)
     sentences = [_fill(draw, leads, chosen)]
     if draw.chance(FOLLOW_UP):
-        sentences.append(_fill(draw, texts.follow_ups, chosen))
+        sentences.append(_fill(draw, texts["follow_ups"], chosen))
     return {"label": label, "title": capital(title), "description": " ".join(map(capital, sentences))}
 
 
@@ -382,18 +320,18 @@ OPENING, ASIDE, VERDICT = 0.7, 0.2, 0.5
 
 
 def _review_row(draw: PortableRandom, label: int) -> dict[str, Any]:
-    texts = _load("reviews", ReviewTexts)
-    item = draw.pick(tuple(texts.items))
+    texts = texts_of("reviews")
+    item = draw.pick(list(texts["items"]))
     tones = draw.shuffled(draw.pick(MIXES[label]).split())
-    blanks = {blank: draw.pick(fillings) for blank, fillings in texts.blanks.items()}
-    sentences = [draw.pick(texts.openings).format(item=item, **blanks)] if draw.chance(OPENING) else []
-    pools = {tone: draw.shuffled(pool) for tone, pool in texts.sentences.items()}
-    for tone, trait in zip(tones, draw.sample(texts.items[item], len(tones)), strict=True):
+    blanks = {blank: draw.pick(fillings) for blank, fillings in texts["blanks"].items()}
+    sentences = [draw.pick(texts["openings"]).format(item=item, **blanks)] if draw.chance(OPENING) else []
+    pools = {tone: draw.shuffled(pool) for tone, pool in texts["sentences"].items()}
+    for tone, trait in zip(tones, draw.sample(texts["items"][item], len(tones)), strict=True):
         sentences.append(pools[tone].pop().format(item=item, trait=trait, **blanks))
     if draw.chance(ASIDE) and len(tones) < 4:
-        sentences.append(draw.pick(texts.asides).format(item=item, **blanks))
+        sentences.append(draw.pick(texts["asides"]).format(item=item, **blanks))
     if draw.chance(VERDICT):
-        sentences.append(draw.pick(texts.verdicts[label]).format(item=item, **blanks))
+        sentences.append(draw.pick(texts["verdicts"][str(label)]).format(item=item, **blanks))
     return {"label": label, "text": " ".join(sentences)}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -131,7 +131,7 @@ def read_examples(spec: RunSpec, *, classifier: bool) -> ReadExamples:
         train=train,
         held_out=held_out,
         rows_empty=sum(len(part.empty) for part in read),
-        warnings=warnings + _mixture_warnings(kinds, sources),
+        warnings=[*warnings, *map(_repeats, filter(_is_repeated, sources))],
         sources=sources,
     )
 
@@ -225,20 +225,13 @@ def _mix(
     return mixed, sources
 
 
-def _mixture_warnings(kinds: list[str], sources: list[SourceRows]) -> list[str]:
-    """Return warnings on a mixture: rows repeated often in one epoch, and prompts written in several forms."""
-    found = [
-        f"each row of {one.source} occurs about {one.rows_train / (one.rows - one.rows_held_out):.0f} times in an "
-        "epoch; a smaller weight repeats it less"
-        for one in sources
-        if one.rows_train > MANY_REPEATS * (one.rows - one.rows_held_out)
-    ]
-    if len(set(kinds) - {"text"}) > 1:
-        found.append(
-            f"the sources use different templates ({', '.join(kinds)}), so that the model learns several forms of a "
-            "prompt"
-        )
-    return found
+def _is_repeated(one: SourceRows) -> bool:
+    return one.rows_train > MANY_REPEATS * (one.rows - one.rows_held_out)
+
+
+def _repeats(one: SourceRows) -> str:
+    times = one.rows_train / (one.rows - one.rows_held_out)
+    return f"each row of {one.source} occurs about {times:.0f} times in an epoch; a smaller weight repeats it less"
 
 
 @contextmanager
@@ -292,7 +285,10 @@ def require_classes(examples: Sequence[Example]) -> None:
         DataError: names the values.
     """
     values = sorted({e.label for e in examples if e.label is not None})
-    for same in _by(values, _class_of).values():
+    groups: defaultdict[str, list[str]] = defaultdict(list)
+    for value in values:
+        groups[_class_of(value)].append(value)
+    for same in groups.values():
         if len(same) > 1:
             raise DataError(
                 f"the labels {shown(same)} differ only in blanks or in how a number is written, but would be "
@@ -304,15 +300,6 @@ def require_classes(examples: Sequence[Example]) -> None:
             "one row: classification needs classes, not measures or texts; group the values, or name another column "
             "with data.columns.label"
         )
-
-
-def label_warnings(labels: Iterable[str]) -> list[str]:
-    """Return a warning for each group of labels that differ only in upper case."""
-    return [
-        f"the labels {shown(same)} differ only in upper case, and are {len(same)} classes"
-        for same in _by(labels, lambda value: value.strip().casefold()).values()
-        if len(same) > 1
-    ]
 
 
 def classes_of_head(labels: dict[str, int], head: Sequence[str], model: str) -> tuple[dict[str, int], list[str]]:
@@ -334,9 +321,8 @@ def classes_of_head(labels: dict[str, int], head: Sequence[str], model: str) -> 
     if len(by_name) == len(head) and all(value.strip().casefold() in by_name for value in labels):
         own = {by_name[value.strip().casefold()]: value for value in labels}
         return {own.get(number, name): number for number, name in enumerate(head)}, []
-    if all(value.isdecimal() and int(value) < len(head) for value in labels):
-        said = [f"the labels are taken as class numbers of {model}: {_pairs({v: int(v) for v in labels}, head)}"]
-        return {str(number): number for number in range(len(head))}, [] if _unnamed(head) else said
+    if all(value.isdecimal() and int(value) < len(head) for value in labels):  # class numbers
+        return {str(number): number for number in range(len(head))}, []
     if len(labels) != len(head):
         raise DataError(
             f"model.name {model}: its classifier has {len(head)} classes ({shown(head)}), the data has {len(labels)} "
@@ -344,17 +330,9 @@ def classes_of_head(labels: dict[str, int], head: Sequence[str], model: str) -> 
         )
     return labels, [
         f"the classifier of {model} has other class names than the data; they are matched in this order: "
-        f"{_pairs(labels, head)}. Without training, accuracy and loss are wrong if the classes differ"
+        f"{shown([f'{value} = {head[number]}' for value, number in labels.items()])}. Without training, accuracy and "
+        "loss are wrong if the classes differ"
     ]
-
-
-def _pairs(labels: Mapping[str, int], head: Sequence[str]) -> str:
-    return shown([f"{value} = {head[number]}" for value, number in labels.items()])
-
-
-def _unnamed(head: Sequence[str]) -> bool:
-    """Return whether these are the names that transformers gives to classes without names."""
-    return list(head) == [f"LABEL_{number}" for number in range(len(head))]
 
 
 def _class_of(label: str) -> str:
@@ -364,13 +342,6 @@ def _class_of(label: str) -> str:
         return repr(float(text))
     except ValueError:
         return text
-
-
-def _by(values: Iterable[str], key: Callable[[str], str]) -> dict[str, list[str]]:
-    groups: defaultdict[str, list[str]] = defaultdict(list)
-    for value in values:
-        groups[key(value)].append(value)
-    return groups
 
 
 def shown(values: Iterable[str]) -> str:

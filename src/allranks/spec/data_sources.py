@@ -30,13 +30,6 @@ MAX_JSON_BYTES = 64 << 30
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 TEXT_KINDS = (".txt", ".md")
 FILE_KINDS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", *TEXT_KINDS)
-_OTHER_KINDS = {
-    **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz", ".7z"), "unpack it first; "),
-    **dict.fromkeys((".xlsx", ".xls", ".ods"), "save the sheet as CSV UTF-8; "),
-    **dict.fromkeys((".pdf", ".docx", ".epub"), "extract its text to a .txt file; "),
-    ".arrow": 'write a saved data set with its to_json("rows.jsonl"); ',
-}
-"""What to do with files of other kinds."""
 _HELD_OUT_WORDS = {"test", "valid", "validation", "val", "dev", "eval", "evaluation", "heldout"}
 """Words in the names of files that are not for training."""
 
@@ -102,19 +95,17 @@ def _files_below(folder: Path) -> list[Path]:
     files = [name for name in names if name.suffix.lower() in FILE_KINDS]
     kinds = sorted({name.suffix.lower() for name in files})
     held_out = [name for name in files if not _HELD_OUT_WORDS.isdisjoint(re.split(r"[\W_]+", str(name).lower()))]
-    example = f"name the files by a pattern, such as {folder}/**/*{kinds[0] if kinds else FILE_KINDS[1]}"
-    for name in names:
-        if cure := _OTHER_KINDS.get(name.suffix.lower()):
-            raise DataError(f"data.source {folder}: {name} cannot be read; {cure}or {example}")
     if not files:
         raise DataError(f"data.source {folder}: no file below this folder has a known kind ({', '.join(FILE_KINDS)})")
     if len(kinds) > 1:
-        raise DataError(f"data.source {folder}: the folder has files of several kinds ({', '.join(kinds)}); {example}")
+        raise DataError(
+            f"data.source {folder}: the folder has files of several kinds ({', '.join(kinds)}); name the files by a "
+            f"pattern, such as {folder}/**/*{kinds[0]}"
+        )
     if held_out and len(held_out) < len(files):
-        train = next(name for name in files if name not in held_out)
         raise DataError(
             f"data.source {folder}: {held_out[0]} looks like evaluation data, which would be trained; name the "
-            f"training files alone, such as data.source: {folder / train}, and the others as eval.source"
+            "training files alone, and the others as eval.source"
         )
     return [folder / name for name in files]
 
@@ -158,10 +149,7 @@ def check_data_file(path: Path) -> None:
     if not path.is_file():
         raise DataError(f"data.source {path}: expected a regular file, found a pipe, a socket or a device")
     if path.suffix.lower() not in FILE_KINDS:
-        hint = _OTHER_KINDS.get(path.suffix.lower(), "")
-        raise DataError(
-            f"data.source {path}: unknown kind of file {path.suffix!r}; {hint}known: {', '.join(FILE_KINDS)}"
-        )
+        raise DataError(f"data.source {path}: unknown kind of file {path.suffix!r} (known: {', '.join(FILE_KINDS)})")
     with suppress(OSError), open_regular(path) as file:  # a file that cannot be read is refused by its reader
         if file.read(len(LFS_POINTER)) == LFS_POINTER:
             raise DataError(f"data.source {path}: this is a Git LFS pointer, not the data; run git lfs pull")
@@ -243,15 +231,13 @@ def _json_rows(path: Path) -> Iterator[Row]:
     if isinstance(value, dict):
         lists = [v for v in value.values() if isinstance(v, list)]
         value = lists[0] if len(lists) == 1 else value
-    if not isinstance(value, list):
-        raise DataError(f"data.source {path}: expected a list of rows, found a {type(value).__name__}")
-    for number, row in enumerate(value):
-        yield _require_object(row, path, number)
+    if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
+        raise DataError(f"data.source {path}: expected a list of rows, each an object with named columns")
+    yield from value
 
 
 def _jsonl_rows(path: Path) -> Iterator[Row]:
     with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig") as file:
-        number = 0
         for line_number, line in enumerate(file, 1):
             if not line.strip():
                 continue
@@ -261,16 +247,12 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
                 raise DataError(f"data.source {path}, line {line_number}: not JSON: {error.msg}") from None
             except DuplicateKey as error:
                 raise DataError(f"data.source {path}, line {line_number}: {error}") from None
-            yield _require_object(row, path, number)
-            number += 1
-
-
-def _require_object(row: Any, path: Path, number: int) -> Row:
-    if not isinstance(row, dict):
-        raise DataError(
-            f"data.source {path}, row {number}: expected an object with named columns, found a {type(row).__name__}"
-        )
-    return row
+            if not isinstance(row, dict):
+                raise DataError(
+                    f"data.source {path}, line {line_number}: expected an object with named columns, found a "
+                    f"{type(row).__name__}"
+                )
+            yield row
 
 
 def _require_distinct(names: list[str], path: Path) -> list[str]:
@@ -311,12 +293,8 @@ def _delimiter(path: Path, header: str) -> str:
     """Return the separator of a table: a tab for .tsv; for .csv a comma, or, if the header has none, a semicolon or a
     tab.
 
-    Spreadsheets write semicolons in languages with a decimal comma. Their ``sep=;`` in the first line is no header.
+    Spreadsheets write semicolons in languages with a decimal comma.
     """
-    if re.fullmatch(r"sep=\S?", header.strip(), re.IGNORECASE):
-        raise DataError(
-            f"data.source {path}: the first line is {header.strip()!r}; remove it, so that the header is first"
-        )
     if path.suffix.lower() == ".tsv":
         return "\t"
     outside_quotes = re.sub(r'"[^"]*"', "", header)

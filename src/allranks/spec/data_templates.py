@@ -202,8 +202,6 @@ def _jinja_template(path: Path) -> Any:
     from jinja2 import StrictUndefined, TemplateError
     from jinja2.sandbox import SandboxedEnvironment
 
-    if not path.is_file():
-        raise DataError(f"data.template {path}: there is no such file")
     environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
     try:
         return environment.from_string(read_text(path, MAX_TEMPLATE_BYTES))
@@ -314,11 +312,12 @@ def chat_renderer(data: DataSpec, columns: Columns, present: Sequence[str]) -> R
 
     def render(row: Row, number: int) -> Example:
         head = [{"role": "system", "content": row_text(row, system, number)}] if system else []
+        before: list[Message] = []
         if answer:
             before = _part(row, asked, number, "user", given)
             after = _part(row, answer, number, "assistant")
         else:
-            before, after = [], _messages(row.get(asked[0]), f"row {number}, column {asked[0]!r}")
+            after = _messages(row.get(asked[0]), f"row {number}, column {asked[0]!r}")
         if head and head[0]["content"].strip() and (before or after)[0]["role"] != "system":
             before = head + before if answer else before
             after = after if answer else head + after
@@ -431,14 +430,19 @@ def prompt_of(kind: str, template: str, text: str) -> str | None:
         template: ``data.template``, the file of a Jinja template.
 
     Raises:
-        DataError: the rows had several templates; the file is missing, or its prompt has more than one variable.
+        DataError: the rows had several templates; the file is missing, or it makes the prompt of columns.
     """
     _require_one_template(kind)
     if kind == "chat":
         return None
     if kind == "alpaca":
         return str(row_prompt(kind, template, {}, {"instruction": text}))
-    return _jinja_prompt(Path(template).expanduser(), text) if kind == "jinja" else text
+    if kind == "jinja" and "prompt" in _jinja_template(Path(template).expanduser()).blocks:
+        raise DataError(
+            f"data.template {template}: its prompt is made of columns; give them with --row, or the whole prompt with "
+            "--raw"
+        )
+    return text
 
 
 def row_prompt(kind: str, template: str, columns: Columns, row: Mapping[str, Any]) -> str | Example:
@@ -455,7 +459,15 @@ def row_prompt(kind: str, template: str, columns: Columns, row: Mapping[str, Any
     """
     _require_one_template(kind)
     if kind == "jinja":
-        return _jinja_row_prompt(Path(template).expanduser(), row)
+        from jinja2 import TemplateError
+
+        file = _jinja_template(Path(template).expanduser())
+        if "prompt" not in file.blocks:
+            raise DataError(f"data.template {template}: it has no block prompt; give the beginning with --prompt")
+        try:
+            return _block(file, "prompt", row)
+        except TemplateError as error:
+            raise DataError(f"--row: data.template {template}: {error}; the row has: {', '.join(row)}") from None
     whole = dict(row)
     data = DataSpec(source="--row", template=kind, columns=dict(columns))
     if kind in ("text", "classification"):
@@ -481,39 +493,3 @@ def _require_one_template(kind: str) -> None:
             f"the run mixed rows of several templates ({kind}), so one text is not a prompt; give the whole prompt "
             "with --raw"
         )
-
-
-def _jinja_row_prompt(path: Path, row: Mapping[str, Any]) -> str:
-    from jinja2 import TemplateError
-
-    template = _jinja_template(path)
-    if "prompt" not in template.blocks:
-        raise DataError(f"data.template {path}: it has no block prompt; give the beginning of the text with --prompt")
-    try:
-        return _block(template, "prompt", row)
-    except TemplateError as error:
-        raise DataError(f"--row: data.template {path}: {error}; the row has: {', '.join(row)}") from None
-
-
-def _jinja_prompt(path: Path, text: str) -> str:
-    from jinja2 import meta, nodes
-
-    template = _jinja_template(path)
-    if "prompt" not in template.blocks:
-        return text  # the template renders whole texts
-    environment = template.environment
-    parsed = environment.parse(read_text(path, MAX_TEMPLATE_BYTES))
-    blocks = [block for block in parsed.find_all(nodes.Block) if block.name == "prompt"]
-    alone = nodes.Template(blocks[0].body, lineno=1)
-    alone.set_environment(environment)
-    names = sorted(meta.find_undeclared_variables(alone))
-    parts = [*alone.find_all(nodes.Getattr), *alone.find_all(nodes.Getitem)]
-    inside = sorted({part.node.name for part in parts if isinstance(part.node, nodes.Name) and part.node.name in names})
-    if len(names) != 1 or inside:
-        columns = ", ".join(f'"{name}": ...' for name in names)
-        what = f"parts of {', '.join(inside)}" if inside else f"{len(names)} columns ({', '.join(names) or 'none'})"
-        raise DataError(
-            f"data.template {path}: its prompt uses {what}, so one text is not sufficient; give the columns with "
-            f"--row, such as --row '{{{columns}}}', or the whole prompt with --raw"
-        )
-    return _jinja_row_prompt(path, {names[0]: text})

@@ -17,7 +17,6 @@ from allranks.planning.records import LaunchPlan
 from allranks.rundir import checkpoints
 from allranks.rundir.files import write_json
 from allranks.spec.records import COMPILE_AUTO, RunSpec
-from allranks.spec.strategies import offload_warnings
 from allranks.train import checkpoint, distributed, strategies
 from allranks.train.attempt import Attempt, versions
 from allranks.train.checkpoint.loader import require_same
@@ -138,8 +137,7 @@ def build_training(attempt: Attempt, task: TokenTask, data: PreparedData) -> Tra
             "with a classifier"
         )
         attempt.events.write("warning", what="model", message=message)
-    about_strategy = [*offload_warnings(attempt.plan.strategy_options, world.device.type), *strategy.remarks]
-    for what, remarks in (("adapter", adapted), ("strategy", about_strategy), ("model", ways)):
+    for what, remarks in (("adapter", adapted), ("strategy", strategy.remarks), ("model", ways)):
         for remark in remarks:
             attempt.events.write("remark", what=what, message=remark)
             attempt.say_once(remark)

@@ -4,7 +4,7 @@ torch."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -89,41 +89,32 @@ def strategy_hint(name: str) -> str:
     return suggest(*(repr(one) if len(near) == 1 else f"{one!r} ({REGISTRY[one].summary})" for one in near))
 
 
-def near_strategies(name: str, known: Iterable[str]) -> list[str]:
+def near_strategies(name: str, known: Collection[str]) -> list[str]:
     """Return the strategies that a wrong name may mean, most likely first; by what other tools call them, then by
     spelling."""
-    names = list(known)
     plain = name.strip().lower().replace("-", "_").replace(" ", "_")
     meant = STRATEGY_SYNONYMS.get(plain) or STRATEGY_SYNONYMS.get(plain.replace("_", ""))
-    if meant:
-        return [strategy for strategy in meant if strategy in names]
-    if plain in names:
-        return [plain]
-    plain = plain.replace("stage", "zero")
-    joined = {strategy.replace("_", ""): strategy for strategy in names}
-    if exact := joined.get(plain.replace("_", "")):
-        return [exact]
-    near = nearest_name(plain, names)
-    return [] if near is None else [near]
+    if meant is None:
+        near = nearest_name(plain.replace("stage_", "zero"), known)
+        meant = [] if near is None else [near]
+    return [strategy for strategy in meant if strategy in known]
 
 
 def resolve_options(name: str, given: dict[str, Any]) -> dict[str, Any]:
     """Return the strategy's options with defaults; refuse unknown names and wrong types."""
-    known = strategy_info(name).options
+    info = strategy_info(name)
+    known = info.options
     for key, value in given.items():
         if key not in known:
             hint = did_you_mean(key, known)
             raise SpecError(f"strategy.{key}: {name} has no option {key!r}{hint} (known: {', '.join(known) or 'none'})")
         default = known[key]
         allowed = (int, float) if isinstance(default, float) else type(default)
-        if default is not None and (
-            not isinstance(value, allowed) or isinstance(value, bool) != isinstance(default, bool)
-        ):
+        wrong = not isinstance(value, allowed) or isinstance(value, bool) != isinstance(default, bool)
+        if default is not None and wrong:
             raise SpecError(f"strategy.{key}: expected {type(default).__name__}, got {value!r}")
-        if key in strategy_info(name).choices and value not in strategy_info(name).choices[key]:
-            raise SpecError(
-                f"strategy.{key}: expected one of {', '.join(strategy_info(name).choices[key])}, got {value!r}"
-            )
+        if key in info.choices and value not in info.choices[key]:
+            raise SpecError(f"strategy.{key}: expected one of {', '.join(info.choices[key])}, got {value!r}")
     return {**known, **given}
 
 
@@ -172,19 +163,6 @@ def plan_options(
 
 def _planner(known: StrategyInfo) -> StrategyPlanner:
     return cast(StrategyPlanner, import_module(known.planner))
-
-
-def offload_warnings(options: dict[str, Any], device: str) -> tuple[str, ...]:
-    """Return a sentence for each option that is useless on this device (cpu, cuda)."""
-    offload = options.get("offload", "none")
-    if offload == "none" or device != "cpu":
-        return ()
-    return (
-        (
-            f"strategy.offload: {offload} saves nothing: these ranks compute on CPUs, so everything is already in host "
-            "memory"
-        ),
-    )
 
 
 def strategy_state(name: str, model: ModelSizes, options: dict[str, Any]) -> StrategyState | None:

@@ -28,7 +28,6 @@ from allranks.spec.data_rows import (
     classes_of_head,
     eval_data,
     label_map,
-    label_warnings,
     naming_file,
     read_examples,
     shuffle,
@@ -303,9 +302,7 @@ def assemble(spec: RunSpec, tokenizer: Any, *, classifier: bool, head: Sequence[
     labels: dict[str, int] = {}
     label_notes: list[str] = []
     if classifier and spec.model is not None:
-        own = label_map(read.train)
-        labels, notes = classes_of_head(own, head, spec.model.name)
-        label_notes = [*label_warnings(own), *notes]
+        labels, label_notes = classes_of_head(label_map(read.train), head, spec.model.name)
     with naming_file(f"data.source {source_of(data)}"):
         encoded = _encode(data, read.train, tokenizer, labels if classifier else None)
     kept = encoded if classifier else [row for row in encoded if row.mask[1:].any()]
