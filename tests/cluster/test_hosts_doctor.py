@@ -85,7 +85,7 @@ def test_every_host_with_an_agent_is_examined_and_the_one_without_is_named(box: 
     assert found == {"n2.data": f"MISSING({shared}/data/rows.json)", "n3.probe": "NO-ANSWER"}, found
     (cure,) = (c["cure"] for n in document["nodes"] for c in n["checks"] if c["name"] == "probe")
     assert "start its command there" in cure and "--node 2 --name n3" in cure
-    assert "2 of 3 hosts have joined; waiting for n3" in doctor.said.read_text()
+    assert "2 of 3 nodes have joined; waiting for n3" in doctor.said.read_text()
     lines = {n["host"]: {c["name"]: c["found"] for c in n["checks"]} for n in document["nodes"]}
     assert lines["n1"]["net"].startswith("eth0/") and lines["n2"]["net"].startswith("eno1/")
     assert lines["n1"]["reach"] == lines["n2"]["reach"] == "1/1" and lines["n2"]["run"].startswith("rw,")

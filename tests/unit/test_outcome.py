@@ -29,7 +29,7 @@ def end_of(rank: int, exitcode: int = 0, time: float = 100.0, **more: Any) -> Ra
     return RankEnd(rank=rank, host=f"n{rank}", pid=10 + rank, exitcode=exitcode, time=time, **more)
 
 
-GONE = LostAgent(node=1, host="n1", why="process 77 was killed", ranks=[1])
+GONE = LostAgent(node=1, host="n1", why="process 77 was killed")
 ECHO = {
     "type": "RuntimeError",
     "message": "[gloo] Connection closed by peer",

@@ -167,13 +167,8 @@ class Agent:
                 self._plan.device, self._run.hang(self._attempt)
             ).items():
                 os.environ.setdefault(name, value)
-        if self._node == 0 and self._needs_tcp_store:
+        if self._node == 0 and self._plan.needs_store:
             self._open_store()
-
-    @property
-    def _needs_tcp_store(self) -> bool:
-        """Return whether ranks of other nodes, or a user's own program, need a store on the network."""
-        return len(self._plan.nodes) > 1 or self._plan.batch is None
 
     def _open_store(self) -> None:
         address, port = (self._meeting.address, self._meeting.port) if self._meeting else (LOOPBACK, 0)
@@ -201,8 +196,8 @@ class Agent:
         answers: ProbeAnswers | None = None
         while not self._refused:
             orders = self._channel.orders
-            if self._signals.kill or self._signals.stop or orders.stop or orders.end:
-                self._reason = orders.end or orders.stop or "a stop signal arrived before the ranks were started"
+            if self._signals.kill or self._signals.stop or orders.stopping:
+                self._reason = orders.stopping or "a stop signal arrived before the ranks were started"
                 return None
             if orders.start is not None:
                 return orders.start
@@ -262,7 +257,7 @@ class Agent:
         threading.Thread(target=self._watch_connections, name="connections", daemon=True).start()
 
     def _store_environment(self, start: StartOrder) -> dict[str, str]:
-        if not self._needs_tcp_store:
+        if not self._plan.needs_store:
             place = FileStoreFolder()
             self._stores.append(place)
             return {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": "0", **place.environment}

@@ -255,6 +255,11 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True, tag="orders"):
     interval_s: float = 1.0
     probe: ProbeRequest | None = None
 
+    @property
+    def stopping(self) -> str:
+        """Return why the ranks stop or end; empty if they do not."""
+        return self.end or self.stop
+
 
 class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True, tag="received"):
     """The driver's confirmation of a report, evidence or request."""

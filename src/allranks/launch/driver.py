@@ -15,30 +15,26 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from allranks.errors import EXIT_FAILED, AllranksError, CheckpointError, EnvironmentNotAble
-from allranks.launch.channel import ChannelServer
 from allranks.launch.channel_protocol import CHANNEL_VARIABLE
 from allranks.launch.launchers import agent_command, agent_words
-from allranks.launch.monitor.hang_rules import HangAnalyzer
 from allranks.launch.outcome import events_of_attempt, finalize_run
 from allranks.launch.rendezvous import (
     LOOPBACK,
     NodeAddress,
     Rendezvous,
     control_port,
-    hosts_of_ranks,
     own_address_towards,
 )
 from allranks.launch.resumption import require_same_schema
 from allranks.launch.slurm.liveness import DriverRecord, print_log_line, slurm_node_name
 from allranks.launch.slurm.requeue import REQUEUE_REASONS, StopAndRequeue, StopRequested
 from allranks.launch.stop_limit import FACTOR, StopLimit
-from allranks.launch.supervisor import JobEnd, Supervisor
+from allranks.launch.supervisor import JobEnd, Supervisor, supervise
 from allranks.nodes.network.facts import policy_for_nodes
 from allranks.nodes.preflight import PreflightReport
 from allranks.nodes.preflight.runner import (
@@ -331,12 +327,16 @@ class Driver:
         """Start one agent per node and supervise them until all have ended."""
         nodes = len(self._plan.nodes)
         first = found.probes[0].host if found.probes else slurm_node_name()
-        judge = HangAnalyzer(self._run, attempt, hosts_of_ranks(self._plan, place, first), nodes)
-        limit = partial(StopLimit, self._run, self._plan)
-        supervisor = Supervisor(nodes, judge, needs_store=nodes > 1 or self._plan.batch is None, limit=limit)
-        fixed = self._spec.cluster.rendezvous.port
-        hub = ChannelServer(supervisor, nodes, self._address(place, first), control_port(fixed or 0), keep_s=KEEP_S)
-        hub.start()
+        supervisor, hub = supervise(
+            self._run,
+            self._plan,
+            attempt,
+            place,
+            first,
+            address=self._address(place, first),
+            port=control_port(self._spec.cluster.rendezvous.port or 0),
+            keep_s=KEEP_S,
+        )
         os.environ[CHANNEL_VARIABLE] = msgspec.json.encode(hub.endpoint).decode()
         command = agent_words(self._python, self._run, attempt, telemetry_s=self._spec.observe.telemetry_s)
         step = SrunStep(
@@ -380,7 +380,7 @@ class Driver:
                     print_log_line(f"agent of {lost.host}: {lost.why}")
             now = time.monotonic()
             ended_since = (ended_since or now) if supervisor.all_ended else None
-            ordered_since = (ordered_since or now) if supervisor.ordered_end else None
+            ordered_since = (ordered_since or now) if supervisor.orders.end else None
             if (ended_since and now - ended_since > END_S) or (ordered_since and now - ordered_since > END_LIMIT_S):
                 if not ending:
                     print_log_line("the agents have ended, but their job step has not; cancelling it")

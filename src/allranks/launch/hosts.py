@@ -33,11 +33,11 @@ class HostsLauncher(Launcher):
 
     def start(self, run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, resume: dict[str, Any]) -> LaunchedJob:
         """Listen for the agents, whose commands the job then shows."""
-        from allranks.launch.hosts_job import start_on_hosts
+        from allranks.launch.hosts_job import commands_text, start_on_hosts
 
         write_attempt_args(run, attempt, resume)
-        commands, first = node_commands(spec, run, plan, attempt), manual_steps(spec, plan)
-        return start_on_hosts(run, spec, plan, attempt, commands=commands, first=first)
+        text = commands_text("node", node_commands(spec, run, plan, attempt), manual_steps(spec, plan))
+        return start_on_hosts(run, spec, plan, attempt, text)
 
     def node_commands(self, spec: RunSpec, run: RunDir, plan: Callable[[], LaunchPlan]) -> list[str] | None:
         """Return the command of each node."""

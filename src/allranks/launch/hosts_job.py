@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -20,21 +19,17 @@ import msgspec
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.launch.channel import AgentLink, ChannelServer
 from allranks.launch.channel_protocol import ENDED, Orders
-from allranks.launch.host_agent import HostNodes, next_probe, one_per_machine
-from allranks.launch.monitor.hang_rules import HangAnalyzer
+from allranks.launch.host_agent import HostNodes, one_per_machine
 from allranks.launch.rendezvous import (
     NodeAddress,
     Rendezvous,
     control_port,
     host_labels,
-    hosts_of_ranks,
     own_address_towards,
 )
-from allranks.launch.stop_limit import StopLimit
-from allranks.launch.supervisor import JobEnd, LaunchedJob, Supervisor
+from allranks.launch.supervisor import SupervisedJob, Supervisor
 from allranks.nodes.preflight.requirements import existing_folder
 from allranks.nodes.preflight.runner import (
-    NodeProgram,
     TargetNodes,
     failure_lines,
     require_usable_nodes,
@@ -50,52 +45,45 @@ from allranks.spec.records import RunSpec
 from allranks.spec.validation import is_container
 
 POLL_S = 0.05
-REMINDER_S = 30.0
 KEEP_S = 120.0  # how long agents keep their ranks without this process
 END_S = 20.0  # for agents to end their ranks
 EXAMINED_END_S = 3.0
 
 
-class HostsJob(LaunchedJob):
+class HostsJob(SupervisedJob):
     """Agents started manually, one per node. Their hosts are examined once all have joined, then the ranks start."""
 
     interrupt_grace_s = 15.0  # other machines, some of which may be slow
 
     def __init__(
-        self,
-        run: RunDir,
-        spec: RunSpec,
-        plan: LaunchPlan,
-        attempt: int,
-        meeting: Rendezvous,
-        commands: list[str],
-        first: list[str],
+        self, run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, meeting: Rendezvous, commands: str
     ) -> None:
-        self._spec = spec
-        self._run, self._plan, self._attempt, self._commands, self._first = run, plan, attempt, commands, first
-        nodes = len(plan.nodes)
-        judge = HangAnalyzer(run, attempt, hosts_of_ranks(plan, meeting, "localhost"), nodes)
         examine = not is_container(spec.cluster.python)  # whose paths are not those of the hosts
-        needs_store = nodes > 1 or plan.batch is None
-        limit = partial(StopLimit, run, plan)
-        self._supervisor = Supervisor(nodes, judge, join_s=None, needs_store=needs_store, hold=examine, limit=limit)
-        self._hub = ChannelServer(
-            self._supervisor, nodes, own_address(meeting.address), control_port(meeting.port), keep_s=KEEP_S
+        address, port = own_address(meeting.address), control_port(meeting.port)
+        super().__init__(
+            run,
+            plan,
+            attempt,
+            meeting,
+            "localhost",
+            address=address,
+            port=port,
+            keep_s=KEEP_S,
+            join_s=None,
+            hold=examine,
         )
-        self._hub.start()
-        write_json(run.channel(attempt), msgspec.to_builtins(self._hub.endpoint), private=True)
+        self._spec = spec
+        self._news = [commands]
+        self._joined = 0
+        self._killed_at: float | None = None
+        self.label = f"{len(plan.nodes)} hand-started nodes"
         if examine:
             threading.Thread(target=self._examine, name="preflight", daemon=True).start()
-        self._notes: list[str] = []
-        self._told: set[int] | None = None
-        self._told_at = 0.0
-        self._killed_at: float | None = None
-        self.label = f"{len(commands)} hand-started nodes"
 
     def _examine(self) -> None:
         """Examine the hosts as ``doctor`` does, once all have joined; then start the ranks, or end the agents."""
         while not self._supervisor.all_joined:
-            if self._supervisor.requested_end:
+            if self._supervisor.orders.stopping:
                 return
             time.sleep(POLL_S)
         problem = "the examination of the hosts failed"
@@ -125,7 +113,7 @@ class HostsJob(LaunchedJob):
         try:
             found = run_preflight(where, spec, self._plan, self._run.root, imports=False)
             write_preflight(self._run, found)
-            self._notes = failure_lines([report for report in found.reports if report.may_run])
+            self._news += [f"note     {line}" for line in failure_lines([one for one in found.reports if one.may_run])]
             require_usable_nodes(unusable_nodes(spec, found.reports))
         except OSError as error:
             return f"the preflight cannot be written: {error}"
@@ -136,45 +124,31 @@ class HostsJob(LaunchedJob):
     def poll(self) -> int | None:
         """Return None until every node's agent has ended; then 0 if no rank failed."""
         links = self._hub.links
-        nobody = not links and self._supervisor.requested_end
+        nobody = not links and self._supervisor.orders.stopping
         late = self._killed_at is not None and time.monotonic() - self._killed_at > END_S
         if not (nobody or late or (links and self._supervisor.all_ended)):
             return None
-        self._hub.close()
-        self._run.channel(self._attempt).unlink(missing_ok=True)
-        found = self.end()
-        return 1 if found.failed or found.refused or found.lost or nobody or late else 0
-
-    def end(self) -> JobEnd:
-        """Return how agents and ranks ended."""
-        return self._supervisor.result()
+        self._close()
+        end = self.end()
+        return 1 if end.failed or end.refused or end.lost or nobody or late else 0
 
     def news(self) -> str | None:
         """Return the commands first, then which nodes have joined and what the preflight noted."""
-        came = set(self._hub.links)
-        if self._told is None:
-            self._told, self._told_at = set(), time.monotonic()
-            return commands_text("node", self._commands, self._first)
-        if self._notes:
-            notes, self._notes = self._notes, []
-            return "\n".join(f"note     {note}" for note in notes)
-        late = time.monotonic() - self._told_at > REMINDER_S and len(came) < len(self._commands)
-        if came == self._told and not late:
-            return None
-        self._told, self._told_at = came, time.monotonic()
-        missing = [str(i) for i in range(len(self._commands)) if i not in came]
-        return f"{len(came)} of {len(self._commands)} nodes have joined" + (
-            f"; waiting for node {', '.join(missing)}" if missing else ""
-        )
-
-    def request_stop(self, reason: str) -> None:
-        """Stop all ranks after a checkpoint."""
-        self._supervisor.stop(reason)
+        if not self._news and len(links := self._hub.links) != self._joined:
+            self._joined = len(links)
+            self._news = [joined_text(links, [f"node {node.node}" for node in self._plan.nodes])]
+        return self._news.pop(0) if self._news else None
 
     def kill(self) -> None:
         """Kill all ranks."""
         self._killed_at = self._killed_at or time.monotonic()
-        self._supervisor.kill("the launcher stopped the ranks")
+        super().kill()
+
+
+def joined_text(links: Mapping[int, AgentLink], labels: Sequence[str]) -> str:
+    """Return how many agents have joined, and which are missing."""
+    missing = ", ".join(label for node, label in enumerate(labels) if node not in links)
+    return f"{len(links)} of {len(labels)} nodes have joined" + (f"; waiting for {missing}" if missing else "")
 
 
 def commands_text(place: str, commands: Sequence[str], first: Sequence[str] = ()) -> str:
@@ -200,14 +174,11 @@ def own_address(first_node: str) -> str:
         ) from None
 
 
-def start_on_hosts(
-    run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, *, commands: list[str], first: list[str]
-) -> HostsJob:
+def start_on_hosts(run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, commands: str) -> HostsJob:
     """Record the rendezvous, and listen for the agents.
 
     Args:
-        commands: commands that start the agents, one per node.
-        first: commands to run on each node before.
+        commands: the text of `commands_text`, which users follow.
 
     Raises:
         SpecError: no hosts are given, or the first one does not resolve to an address that others can reach.
@@ -222,7 +193,7 @@ def start_on_hosts(
         address=address, port=port, port_fixed=port > 0, network="", reason="cluster.hosts", places=places
     )
     write_json(run.rendezvous(attempt), msgspec.to_builtins(meeting))
-    return HostsJob(run, spec, plan, attempt, meeting, commands, first)
+    return HostsJob(run, spec, plan, attempt, meeting, commands)
 
 
 def address_of_first(spec: RunSpec) -> str:
@@ -255,31 +226,11 @@ def _address_of(host: str) -> str:
     return address
 
 
-class DoctorOrders:
-    """What the agents are to do: the newest request, then the end. An `OrderSource` of the control channel."""
-
-    def __init__(self) -> None:
-        self._orders = Orders()
+class _DoctorOrders(Supervisor):
+    """Sends requests to agents without ranks: none of them has to join, and none is missed."""
 
     def tick(self, links: Mapping[int, AgentLink], now: float) -> Orders:
-        """Return the orders."""
-        return self._orders
-
-    def evidence(self, found: object) -> None:
-        """Ignore it: there are no ranks."""
-
-    def request(self, order: str, reason: str) -> None:
-        """Ignore it: there is nothing to stop."""
-
-    def ask(self, nodes: Sequence[int], program: NodeProgram, limit_s: float) -> int:
-        """Have some nodes run a program; return the number of the request."""
-        request = next_probe(self._orders.probe, nodes, program, limit_s)
-        self._orders = msgspec.structs.replace(self._orders, probe=request)
-        return request.number
-
-    def end(self) -> None:
-        """End the agents."""
-        self._orders = msgspec.structs.replace(self._orders, end="the doctor has finished")
+        return self.orders
 
 
 class DoctorHosts(HostNodes, frozen=True, kw_only=True):
@@ -310,7 +261,7 @@ def examine_hosts(
         EnvironmentNotAble: the control channel cannot be opened.
     """
     labels = host_labels(spec.cluster.hosts)
-    orders = DoctorOrders()
+    orders = _DoctorOrders(len(labels))
     address = own_address(address_of_first(spec))
     hub = ChannelServer(orders, len(labels), address, control_port(spec.cluster.rendezvous.port or 0), keep_s=KEEP_S)
     with tempfile.TemporaryDirectory(prefix=".allranks-doctor-", dir=existing_folder(Path(spec.run_root))) as folder:
@@ -331,7 +282,7 @@ def examine_hosts(
                 notes,
             )  # fmt: skip
         finally:
-            orders.end()
+            orders.kill("the doctor has finished")
             _wait_for_ends(hub)
             hub.close()
 
@@ -343,12 +294,11 @@ def _command(file: Path, node: int, label: str) -> str:
 
 def _wait(hub: ChannelServer, labels: Sequence[str], wait_s: float, say: Callable[[str], None]) -> float:
     """Wait for all agents, and say who is missing whenever one has come."""
-    began, told = time.monotonic(), 0
-    while len(hub.links) < len(labels) and time.monotonic() - began < wait_s:
-        if len(hub.links) != told:
-            told = len(hub.links)
-            missing = ", ".join(label for node, label in enumerate(labels) if node not in hub.links)
-            say(f"{told} of {len(labels)} hosts have joined; waiting for {missing}")
+    began, count = time.monotonic(), 0
+    while len(links := hub.links) < len(labels) and time.monotonic() - began < wait_s:
+        if len(links) != count:
+            count = len(links)
+            say(joined_text(links, labels))
         time.sleep(POLL_S)
     return time.monotonic() - began
 

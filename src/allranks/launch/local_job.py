@@ -13,15 +13,14 @@ import msgspec
 import psutil
 
 from allranks.launch import process_guard
-from allranks.launch.channel import ChannelServer
 from allranks.launch.channel_protocol import CHANNEL_VARIABLE, LAUNCHER_PID_VARIABLE
 from allranks.launch.failure_attribution import signal_name
-from allranks.launch.monitor.hang_rules import HangAnalyzer
-from allranks.launch.rendezvous import hosts_of_ranks, remove_leftover_stores
+from allranks.launch.launchers import agent_words
+from allranks.launch.rendezvous import remove_leftover_stores
 from allranks.launch.stop_limit import StopLimit
-from allranks.launch.supervisor import JobEnd, LaunchedJob, LostAgent, Supervisor
+from allranks.launch.supervisor import JobEnd, LostAgent, SupervisedJob
 from allranks.planning.records import LaunchPlan
-from allranks.rundir.files import open_append, write_json
+from allranks.rundir.files import open_append
 from allranks.rundir.paths import RunDir
 
 STOPPED_S = 10.0  # an agent that a signal has stopped is ended after this time, because only it can end its ranks
@@ -30,7 +29,7 @@ ORPHANS_S = 30.0  # for ranks whose agent was killed: at least; for a user's own
 INTERRUPT_GRACE_S = 3.0  # Ctrl-C while there is nothing to save: every rank is gone within 5 s
 
 
-class LocalJob(LaunchedJob):
+class LocalJob(SupervisedJob):
     """One agent and its ranks on this machine."""
 
     interrupt_grace_s = INTERRUPT_GRACE_S
@@ -38,32 +37,25 @@ class LocalJob(LaunchedJob):
     def __init__(
         self, run: RunDir, plan: LaunchPlan, attempt: int, env: dict[str, str], telemetry_s: float, python: list[str]
     ) -> None:
-        self._run, self._plan, self._attempt = run, plan, attempt
         host = plan.nodes[0].host or "localhost"
-        log = run.agent_log(attempt, host)
-        judge = HangAnalyzer(run, attempt, hosts_of_ranks(plan, None, host), 1)
-        self._supervisor = Supervisor(1, judge, needs_store=plan.batch is None)
-        self._hub = ChannelServer(self._supervisor, 1)
-        self._hub.start()
-        options = ["--attempt", str(attempt), "--telemetry-s", str(telemetry_s)]
+        super().__init__(run, plan, attempt, None, host)
         # With Apptainer the agent's parent is another process.
         parent = {} if python[0] == "apptainer" else {LAUNCHER_PID_VARIABLE: str(os.getpid())}
         endpoint = msgspec.json.encode(self._hub.endpoint).decode()
-        self._log: IO[bytes] = os.fdopen(open_append(log), "ab")
+        self._log: IO[bytes] = os.fdopen(open_append(run.agent_log(attempt, host)), "ab")
         # A session of its own: Ctrl-C in the terminal reaches only the launcher, which then ends the ranks in order.
         self._process = subprocess.Popen(
-            [*python, "-m", "allranks.launch.agent", str(run.root), *options],
+            agent_words(python, run, attempt, telemetry_s=telemetry_s),
             env={**os.environ, **env, **parent, CHANNEL_VARIABLE: endpoint},
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        write_json(run.channel(attempt), msgspec.to_builtins(self._hub.endpoint), private=True)
         self._stopped_since: float | None = None
         self._ended_since: float | None = None
         self._orphans: StopLimit | None = None
-        self._lost: LostAgent | None = None
+        self._lost = ""
         self.label = f"agent pid {self._process.pid}"
 
     def poll(self) -> int | None:
@@ -72,24 +64,23 @@ class LocalJob(LaunchedJob):
         if code is None:
             self._end_stopped_agent()
             return None
-        if code < 0 and not self._orphans_have_ended():
-            return None
-        if code < 0 and self._lost is None and not self._supervisor.ordered_end:
-            name = signal_name(code)
-            self._lost = LostAgent(
-                node=0, host="this machine", why=f"process {self._process.pid} was killed by {name}", node_lost=False
-            )
         if code < 0:
+            if not self._orphans_have_ended():
+                return None
+            if not self._supervisor.orders.end:
+                self._lost = self._lost or f"was killed by {signal_name(code)}"
             remove_leftover_stores(self._process.pid)
         self._log.close()
-        self._hub.close()
-        self._run.channel(self._attempt).unlink(missing_ok=True)
+        self._close()
         return code
 
     def end(self) -> JobEnd:
         """Return how agent and ranks ended."""
-        found = self._supervisor.result()
-        return msgspec.structs.replace(found, lost=[self._lost]) if self._lost else found
+        result = super().end()
+        if not self._lost:
+            return result
+        lost = LostAgent(node=0, host="this machine", why=f"process {self._process.pid} {self._lost}")
+        return msgspec.structs.replace(result, lost=[lost])
 
     def _orphans_have_ended(self) -> bool:
         """Wait for the ranks of a killed agent: the kernel sent them the stop signal, and they write a checkpoint."""
@@ -117,20 +108,12 @@ class LocalJob(LaunchedJob):
         if not too_long:
             return
         if not ended:
-            why = (
-                f"process {self._process.pid} was stopped by a signal (SIGSTOP or SIGTSTP) for {STOPPED_S:.0f} s, and "
-                "was killed"
-            )
-            self._lost = LostAgent(node=0, host="this machine", why=why, node_lost=False)
+            self._lost = f"was stopped by a signal (SIGSTOP or SIGTSTP) for {STOPPED_S:.0f} s, and was killed"
         self._process.kill()  # the kernel then asks its ranks for a checkpoint
-
-    def request_stop(self, reason: str) -> None:
-        """Stop the ranks after a checkpoint."""
-        self._supervisor.stop(reason)
 
     def kill(self) -> None:
         """Kill all ranks."""
-        self._supervisor.kill("the launcher stopped the ranks")
+        super().kill()
         self._signal(signal.SIGINT)
 
     def kill_all_processes(self) -> None:

@@ -68,7 +68,7 @@ def finalize_run(
 
     Args:
         code: exit code of the launcher's job.
-        told_by_launcher: how the job ended according to the scheduler.
+        scheduler_end_reason: how the job ended according to the scheduler.
         end: the end as the agents reported it over the control channel; None if no driver recorded it.
     """
     from allranks.analysis.diagnose.run_outcome import failure_of
@@ -78,10 +78,9 @@ def finalize_run(
     attempt = max(run.attempts(), default=1)
     ranks = event_files.read_run_events(run)
     now = {rank: events_of_attempt(events, attempt) for rank, events in ranks.items()}
-    seen = _JobOutcome(code, interrupted, scheduler_end_reason, end or JobEnd())
-    status, message, exit_code = _verdict(run, plan, now, attempt, seen)
-    gave_up = read_record(run.driver).get("gave_up") or seen.reported.gave_up
-    if gave_up and status != "succeeded":
+    ended = _EndedAttempt(run, plan, attempt, now, code, interrupted, scheduler_end_reason, end or JobEnd())
+    status, message, exit_code = ended.verdict()
+    if status != "succeeded" and (gave_up := ended.driver.get("gave_up")):
         message = f"{message}. {gave_up}"
     message = sanitize(message)  # it quotes what the program wrote, which may hold anything
     metrics = summarize(run.name, spec, plan, ranks, status) | progress_metrics(ranks)
@@ -93,8 +92,7 @@ def finalize_run(
         message = f"{message}, but {lost_loss}" if status == "succeeded" else f"{message}. Also, {lost_loss}"
         metrics["message"] = message
     if status != "succeeded":
-        metrics["message"] = message
-        metrics["failure"] = msgspec.to_builtins(failure_of(run, message))
+        metrics |= {"message": message, "failure": msgspec.to_builtins(failure_of(run, message))}
     try:
         metrics["network"] = outcome_metrics(verify_network(run, attempt))
         write_json(run.metrics, metrics)
@@ -117,202 +115,167 @@ def events_of_attempt(events: list[dict[str, Any]], attempt: int) -> list[dict[s
     return []
 
 
-class _JobOutcome(msgspec.Struct, frozen=True):
-    """How the job ended: exit code, interruption by the user, the scheduler's account and the agents' reports."""
+class _EndedAttempt:
+    """What is known of the end of an attempt: the ranks' events, the reports of the agents and their records in the run
+    folder, the driver's record, the scheduler's account, and whether the user interrupted it."""
 
-    code: int
-    interrupted: bool
-    told: str
-    reported: JobEnd
+    def __init__(
+        self,
+        run: RunDir,
+        plan: LaunchPlan,
+        attempt: int,
+        events: dict[int, list[dict[str, Any]]],
+        code: int,
+        interrupted: bool,
+        scheduler: str,
+        end: JobEnd,
+    ) -> None:
+        self._run, self._plan, self._attempt, self._events = run, plan, attempt, events
+        self._code, self._interrupted, self._scheduler = code, interrupted, scheduler
+        self._own_program = plan.batch is None
+        self._saved = run.checkpoint_steps()
+        self.driver = read_record(run.driver)
+        self._end = _with_records(run, attempt, end)
+        agents = "; ".join(f"the agent on {agent.host} is gone: {agent.why}" for agent in end.lost[:4])
+        self._lost = agents or get_launcher(plan.launcher).describe_lost_driver(run, scheduler)
+        self._cancelled = self._describe_cancellation()
+
+    def verdict(self) -> tuple[str, str, int]:
+        """Return status, message and exit code."""
+        end, world = self._end, self._plan.world_size
+        done = len({e["rank"] for e in self._all("phase") if e["name"] == "done"})
+        all_done = done >= world or end.all_ended_well(world)
+        if self._own_program and (why := reason_of_stop(end, interrupted=self._interrupted)):
+            return describe_program_stop(end, self._cancelled or why, self._plan.grace_s or 0.0)
+        stops = self._all("stop")
+        if all_done and not self._own_program and (stops or (end.stopped and done < world)):
+            why = end.stopped or ("interrupted" if self._interrupted else next(iter(end.reasons), ""))
+            return self._stopped(stops, self._lost or why)
+        culprit = self._first_failure()
+        if all_done and (self._code == 0 or culprit is None):
+            early = early_stop(self._events.get(0, []))
+            note = f"; the training ended early, after step {early['step']}: {early['reason']}" if early else ""
+            return "succeeded", f"all {world} ranks succeeded{note}", EXIT_OK
+        return "failed", *self._why_failed(culprit)
+
+    def _all(self, kind: str) -> list[dict[str, Any]]:
+        return [e for events in self._events.values() for e in events if e["event"] == kind]
+
+    def _why_failed(self, culprit: FirstFailure | None) -> tuple[str, int]:
+        """Return message and exit code of the first that applies: a user's request, a hang, a lost agent, a failed
+        rank, the launcher."""
+        hang = read_record(self._run.hang_report(self._attempt))
+        verdict = str(hang.get("sentence") or self._end.hang)
+        noticed = (hang.get("alarm") or {}).get("time") or 0.0
+        if self._cancelled:
+            return self._cancelled, EXIT_FAILED
+        if self._interrupted:
+            rest = (
+                f"the newest checkpoint is step {self._saved[-1]}" if self._saved else "no checkpoint had been written"
+            )
+            text = "interrupted; the ranks were killed before they had finished their step and saved"
+            return f"{text}; {rest}", EXIT_FAILED
+        if verdict and not any(e["time"] < noticed for e in self._all("error") if not e.get("echo")):
+            return f"{verdict}. Evidence: {self._run.hang(self._attempt)}", EXIT_FAILED
+        if self._lost and (culprit is None or culprit.echo):
+            return f"{self._lost}{self._how_to_continue()}", EXIT_FAILED
+        if culprit is None:
+            return self._without_failed_rank()
+        text = self._describe_failure(culprit)
+        if self._end.stopped and not self._lost:
+            text = f"{text}. A stop had been requested: {self._end.stopped}"
+        return text, culprit.exit_code if culprit.known else EXIT_FAILED
+
+    def _stopped(self, stops: list[dict[str, Any]], why: str) -> tuple[str, str, int]:
+        """Return the result of ranks that stopped on request."""
+        step = stops[0]["step"] if stops else self._saved[-1] if self._saved else None
+        why = why or (str(stops[0]["reason"]) if stops else "")
+        if step not in self._saved:
+            text = f"stopped before a checkpoint was written ({why}){self._how_to_continue()}"
+            return "failed", text, EXIT_FAILED
+        where = f"a full checkpoint is in {self._run.checkpoint(step)}. Continue with: allranks resume {self._run.name}"
+        return "stopped", f"stopped after step {step} ({why}); {where}", EXIT_FAILED
+
+    def _how_to_continue(self) -> str:
+        if self._own_program:
+            return ""
+        if not self._saved:
+            return ". No checkpoint had been written"
+        return f". Continue after step {self._saved[-1]} with: allranks resume {self._run.name}"
+
+    def _describe_cancellation(self) -> str:
+        """Describe a Slurm job that a user cancelled; empty if it was not, or if `handle_dead_driver` cancelled it."""
+        by_slurm = self._scheduler.startswith("CANCELLED")
+        asked = by_slurm and (self._run.cancelled.exists() or "gave_up" not in self.driver)
+        if not asked and self.driver.get("state") != "cancelled":
+            return ""
+        job = read_record(self._run.job).get("job", self.driver.get("job", "?"))
+        if not self._run.attempts():
+            return f"job {job} was cancelled before it started"
+        return f"job {job} was cancelled{self._how_to_continue()}"
+
+    def _without_failed_rank(self) -> tuple[str, int]:
+        """Explain a failure without a failed rank from the reports of agents, driver or scheduler, and the log's last
+        line."""
+        end, run, driver = self._end, self._run, self.driver
+        if end.refused:
+            return end.refused, EXIT_ENVIRONMENT
+        if driver.get("message"):
+            return f"{driver['message']}. Log: {run.logs / 'slurm.log'}", int(driver.get("exit_code", EXIT_FAILED))
+        if end.reasons or end.ended:
+            why = end.reasons[0] if end.reasons else f"the ranks were stopped: {end.ended}"
+            return f"{why}{self._how_to_continue()}", EXIT_FAILED
+        steps = [step for events in event_files.read_run_events(run).values() if (step := _last_step(events))]
+        when = f"after step {max(steps)}" if steps else "before its ranks had recorded any step"
+        what, log = get_launcher(self._plan.launcher).describe_end(run, self._attempt, self._code, self._scheduler)
+        lines = [line.strip() for line in _end_of(log).splitlines() if line.strip()]
+        last = f"Its last line: {lines[-1]}. " if lines else ""
+        return f"{what} {when}{self._how_to_continue()}. {last}Log: {log}", EXIT_FAILED
+
+    def _first_failure(self) -> FirstFailure | None:
+        """Return the rank that failed first, by the agents' reports and the ranks' events."""
+        exits = {e["rank"]: e["message"] for e in self._all("exit") if e.get("message")}
+        steps = {rank: _last_step(events) for rank, events in self._events.items()}
+        finished = {e["rank"]: e["time"] for e in self._all("phase") if e["name"] == "done"}
+        errors = self._all("error")
+        return find_first_failure(self._end.ends, errors, steps, exits, finished if self._own_program else None)
+
+    def _describe_failure(self, culprit: FirstFailure) -> str:
+        """Describe rank, cause, last step (if there are steps) and log in one paragraph."""
+        logs = self._run.rank_logs(self._attempt)
+        where = f"rank {culprit.rank}" + (f" on {culprit.host}" if culprit.host else "")
+        at = f" after step {culprit.step}" if culprit.step else "" if self._own_program else " before the first step"
+        log = f". Log: {logs[culprit.rank]}" if culprit.rank in logs else ""
+        if culprit.message == f"ended with {culprit.cause}":  # and nothing says why
+            low = filesystem.low_space_text(self._run.root)
+            log += f". {low}, which may be why the rank recorded no reason" if low else ""
+        if culprit.known:
+            return f"{culprit.message.rstrip('.')}{log if culprit.exit_code == EXIT_FAILED else ''}"
+        name = "" if culprit.cause in culprit.message else f"{culprit.cause}: "
+        said = culprit.message.splitlines()[0] if culprit.message else culprit.cause
+        if culprit.cause.startswith("SIG") and culprit.cause != "SIGKILL":
+            crash = redact(describe_crash(culprit.rank, {rank: _end_of(path) for rank, path in logs.items()}))
+            said = f"{said}: {crash}" if crash else said
+        return f"{where} failed{at}: {name}{said}{log}"
 
 
-def _verdict(
-    run: RunDir, plan: LaunchPlan, now: dict[int, list[dict[str, Any]]], attempt: int, end: _JobOutcome
-) -> tuple[str, str, int]:
-    done = sum(any(e["event"] == "phase" and e["name"] == "done" for e in events) for events in now.values())
-    stops = [e for events in now.values() for e in events if e["event"] == "stop"]
-    all_done = done >= plan.world_size or end.reported.all_ended_well(plan.world_size)
-    lost = _lost(run, plan, end)
-    own_program = plan.batch is None
-    if own_program and (told := reason_of_stop(end.reported, interrupted=end.interrupted)):
-        return describe_program_stop(end.reported, _cancelled(run, plan, end) or told, plan.grace_s or 0.0)
-    if all_done and not own_program and (stops or (end.reported.stopped and done < plan.world_size)):
-        told = end.reported.stopped or ("interrupted" if end.interrupted else next(iter(end.reported.reasons), ""))
-        return _stopped(run, plan, stops, lost or told)
-    culprit = attribute_failure(run, now, attempt, end.reported, own_program=own_program)
-    if all_done and (end.code == 0 or culprit is None):
-        ended = early_stop(now.get(0, []))
-        early = f"; the training ended early, after step {ended['step']}: {ended['reason']}" if ended else ""
-        return "succeeded", f"all {plan.world_size} ranks succeeded{early}", EXIT_OK
-    return "failed", *_why_failed(run, plan, now, attempt, end, culprit)
-
-
-def _why_failed(
-    run: RunDir,
-    plan: LaunchPlan,
-    now: dict[int, list[dict[str, Any]]],
-    attempt: int,
-    end: _JobOutcome,
-    culprit: FirstFailure | None,
-) -> tuple[str, int]:
-    """Return message and exit code of the first that applies: a user's request, a hang, a lost agent, a failed rank,
-    the launcher."""
-    cancelled, lost = _cancelled(run, plan, end), _lost(run, plan, end)
-    hang = read_record(run.hang_report(attempt))
-    if end.interrupted or cancelled:
-        found = cancelled or _interrupted(run, plan), EXIT_FAILED
-    elif (verdict := str(hang.get("sentence") or end.reported.hang)) and not _failed_before(now, hang):
-        found = f"{verdict}. Evidence: {run.hang(attempt)}", EXIT_FAILED
-    elif lost and (culprit is None or culprit.echo):
-        found = f"{lost}{_newest_checkpoint_text(run, plan)}", EXIT_FAILED
-    elif culprit is None:
-        found = _without_failed_rank(run, plan, attempt, end)
-    else:
-        said = describe_failure(run, culprit, attempt, in_steps=plan.batch is not None)
-        if end.reported.stopped and not lost:
-            said = f"{said}. A stop had been requested: {end.reported.stopped}"
-        found = said, culprit.exit_code if culprit.known else EXIT_FAILED
-    return found
-
-
-def _stopped(run: RunDir, plan: LaunchPlan, stops: list[dict[str, Any]], why: str) -> tuple[str, str, int]:
-    """Return the result of ranks that stopped on request."""
-    saved = run.checkpoint_steps()
-    step = stops[0]["step"] if stops else saved[-1] if saved else None
-    why = why or (str(stops[0]["reason"]) if stops else "")
-    if step not in saved:
-        return (
-            "failed",
-            f"stopped before a checkpoint was written ({why}){_newest_checkpoint_text(run, plan)}",
-            EXIT_FAILED,
-        )
-    where = f"a full checkpoint is in {run.checkpoint(step)}. Continue with: allranks resume {run.name}"
-    return "stopped", f"stopped after step {step} ({why}); {where}", EXIT_FAILED
-
-
-def _lost(run: RunDir, plan: LaunchPlan, end: _JobOutcome) -> str:
-    """Describe lost agents, or a lost driver; empty if there are none."""
-    agents = "; ".join(f"the agent on {agent.host} is gone: {agent.why}" for agent in end.reported.lost[:4])
-    return agents or get_launcher(plan.launcher).describe_lost_driver(run, end.told)
-
-
-def _newest_checkpoint_text(run: RunDir, plan: LaunchPlan) -> str:
-    """Return how to continue from the newest checkpoint."""
-    saved = run.checkpoint_steps()
-    if plan.batch is None:
-        return ""
-    return (
-        f". Continue after step {saved[-1]} with: allranks resume {run.name}"
-        if saved
-        else ". No checkpoint had been written"
+def _with_records(run: RunDir, attempt: int, end: JobEnd) -> JobEnd:
+    """Return what the agents reported, completed by the records that they wrote, which do not need the driver."""
+    records = sorted(map(read_record, run.logs_of(attempt).glob("*.exit.json")), key=lambda one: one.get("node", 0))
+    refused = [f"{one['host']}: {one['refused']}" for one in records if one.get("refused")]
+    reasons = [f"{one['host']}: {one['reason']}" for one in records if one.get("reason")]
+    written = [e for one in records for e in (*one.get("failed", []), *one.get("succeeded", []))]
+    known = {e.rank for e in end.ends}
+    return msgspec.structs.replace(
+        end,
+        ends=[*end.ends, *(e for e in msgspec.convert(written, list[RankEnd]) if e.rank not in known)],
+        refused=end.refused or next(iter(refused), ""),
+        reasons=end.reasons or reasons,
     )
-
-
-def _cancelled(run: RunDir, plan: LaunchPlan, end: _JobOutcome) -> str:
-    """Describe a Slurm job that a user cancelled; empty if it was not, or if `handle_dead_driver` cancelled it."""
-    driver = read_record(run.driver)
-    told = end.told.startswith("CANCELLED") and (run.cancelled.exists() or "gave_up" not in driver)
-    if not told and driver.get("state") != "cancelled":
-        return ""
-    job = read_record(run.job).get("job", driver.get("job", "?"))
-    if not run.attempts():
-        return f"job {job} was cancelled before it started"
-    return f"job {job} was cancelled{_newest_checkpoint_text(run, plan)}"
-
-
-def _interrupted(run: RunDir, plan: LaunchPlan) -> str:
-    saved = run.checkpoint_steps()
-    rest = f"the newest checkpoint is step {saved[-1]}" if saved else "no checkpoint had been written"
-    return f"interrupted; the ranks were killed before they had finished their step and saved; {rest}"
-
-
-def _failed_before(now: dict[int, list[dict[str, Any]]], hang: dict[str, Any]) -> bool:
-    """Return whether a rank had failed by itself before the others were found to be stalled."""
-    noticed = (hang.get("alarm") or {}).get("time") or 0.0
-    errors = [e for events in now.values() for e in events if e["event"] == "error" and not e.get("echo")]
-    return any(e["time"] < noticed for e in errors)
-
-
-def _without_failed_rank(run: RunDir, plan: LaunchPlan, attempt: int, end: _JobOutcome) -> tuple[str, int]:
-    """Explain a failure without a failed rank from the reports of agents, driver or scheduler, and the log's last
-    line."""
-    if end.reported.refused:
-        return end.reported.refused, EXIT_ENVIRONMENT
-    ends = [read_record(path) for path in sorted(run.logs_of(attempt).glob("*.exit.json"))]
-    refused = next((e for e in sorted(ends, key=lambda e: e.get("node", 0)) if e.get("refused")), None)
-    if refused:
-        return f"{refused['host']}: {refused['refused']}", EXIT_ENVIRONMENT
-    driver = read_record(run.driver)
-    if driver.get("message"):
-        return f"{driver['message']}. Log: {run.logs / 'slurm.log'}", int(driver.get("exit_code", EXIT_FAILED))
-    reasons = end.reported.reasons or [f"{e['host']}: {e['reason']}" for e in ends if e.get("reason")]
-    if reasons:
-        return f"{reasons[0]}{_newest_checkpoint_text(run, plan)}", EXIT_FAILED
-    if end.reported.ended:
-        return f"the ranks were stopped: {end.reported.ended}{_newest_checkpoint_text(run, plan)}", EXIT_FAILED
-    steps = end.reported.last_steps or _steps_seen(run)
-    did = f"after step {max(steps.values())}" if steps else "before its ranks had recorded any step"
-    what, log = get_launcher(plan.launcher).describe_end(run, attempt, end.code, end.told)
-    return f"{what} {did}{_newest_checkpoint_text(run, plan)}. {_tail(log)} Log: {log}", EXIT_FAILED
-
-
-def _steps_seen(run: RunDir) -> dict[int, int]:
-    found = {rank: _last_step(events) for rank, events in event_files.read_run_events(run).items()}
-    return {rank: step for rank, step in found.items() if step}
 
 
 def _last_step(events: list[dict[str, Any]]) -> int | None:
     return next((e["step"] for e in reversed(without_repeated_steps(events)) if e["event"] == "step"), None)
-
-
-def attribute_failure(
-    run: RunDir,
-    now: dict[int, list[dict[str, Any]]],
-    attempt: int,
-    end: JobEnd | None = None,
-    *,
-    own_program: bool = False,
-) -> FirstFailure | None:
-    """Return the rank that failed first in an attempt, by the agents' reports or records."""
-    ends = list(end.ends) if end else []
-    if not any(one.failed for one in ends):
-        ends = []
-        for path in sorted(run.logs_of(attempt).glob("*.exit.json")):
-            record = read_record(path)
-            ends += msgspec.convert([*record.get("failed", []), *record.get("succeeded", [])], list[RankEnd])
-    errors = [e for events in now.values() for e in events if e["event"] == "error"]
-    exits = {
-        rank: e["message"] for rank, events in now.items() for e in events if e["event"] == "exit" and e.get("message")
-    }
-    steps = {rank: _last_step(events) for rank, events in now.items()}
-    finished = {
-        rank: e["time"] for rank, events in now.items() for e in events if e["event"] == "phase" and e["name"] == "done"
-    }
-    return find_first_failure(ends, errors, steps, exits, finished if own_program else None)
-
-
-def describe_failure(run: RunDir, culprit: FirstFailure, attempt: int, *, in_steps: bool) -> str:
-    """Describe rank, cause, last step (if there are steps) and log in one paragraph."""
-    logs = run.rank_logs(attempt)
-    where = f"rank {culprit.rank}" + (f" on {culprit.host}" if culprit.host else "")
-    at = f" after step {culprit.step}" if culprit.step else " before the first step" if in_steps else ""
-    log = f". Log: {logs[culprit.rank]}" if culprit.rank in logs else ""
-    if culprit.message == f"ended with {culprit.cause}":  # and nothing says why
-        low = filesystem.low_space_text(run.root)
-        log += f". {low}, which may be why the rank recorded no reason" if low else ""
-    if culprit.known:
-        return f"{culprit.message.rstrip('.')}{log if culprit.exit_code == EXIT_FAILED else ''}"
-    name = "" if culprit.cause in culprit.message else f"{culprit.cause}: "
-    said = culprit.message.splitlines()[0] if culprit.message else culprit.cause
-    if culprit.cause.startswith("SIG") and culprit.cause != "SIGKILL":
-        crash = redact(describe_crash(culprit.rank, {rank: _end_of(path) for rank, path in logs.items()}))
-        said = f"{said}: {crash}" if crash else said
-    return f"{where} failed{at}: {name}{said}{log}"
-
-
-def _tail(log: Path) -> str:
-    lines = [line.strip() for line in _end_of(log).splitlines() if line.strip()]
-    return f"Its last line: {lines[-1]}." if lines else ""
 
 
 def _end_of(log: Path) -> str:

@@ -12,18 +12,23 @@ import signal
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from allranks.launch.channel import CLOSED, UNREACHABLE, AgentLink
+from allranks.launch.channel import CLOSED, UNREACHABLE, AgentLink, ChannelServer
 from allranks.launch.channel_protocol import ENDED, AgentReport, Orders, StartOrder
 from allranks.launch.failure_attribution import RankEnd
-from allranks.launch.monitor.hang_rules import due_alarm, list_ranks
+from allranks.launch.monitor.hang_rules import HangAnalyzer, due_alarm, list_ranks
 from allranks.launch.monitor.records import HangAlarm, NodeEvidence
+from allranks.launch.rendezvous import LOOPBACK, Rendezvous, hosts_of_ranks
+from allranks.launch.stop_limit import StopLimit
+from allranks.planning.records import LaunchPlan
+from allranks.rundir.files import write_json
+from allranks.rundir.paths import RunDir
 
 if TYPE_CHECKING:
-    from allranks.launch.stop_limit import StopLimit
     from allranks.nodes.preflight.runner import NodeProgram
 
 JOIN_S = 300.0  # from the first start of an agent until all have joined
@@ -38,28 +43,20 @@ SHORTEST_S, LONGEST_S = 1.0, 10.0
 
 
 class LostAgent(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent that no longer answers.
-
-    ``node_lost`` is evidence for the reader of the record, and decides nothing: True where the network could not reach
-    the node, False where the node's kernel answered, None where neither is known. A job is requeued without a node only
-    after `slurm.liveness.examine_node` has found the node itself lost.
-    """
+    """An agent that no longer answers. Its node may be alive: see `slurm.liveness.examine_node`."""
 
     node: int
     host: str
     why: str
-    node_lost: bool | None = None
-    ranks: list[int] = []
 
 
 class JobEnd(msgspec.Struct, frozen=True, kw_only=True):
     """How the agents of an attempt ended, as the driver observed it. ``hang`` is the verdict on ranks without progress,
-    in one sentence; ``gave_up`` is why the command that follows the job cancelled it."""
+    in one sentence."""
 
     nodes: int = 0
     ended_nodes: int = 0
     ends: list[RankEnd] = []
-    last_steps: dict[int, int] = {}
     refused: str = ""
     lost: list[LostAgent] = []
     not_joined: list[int] = []
@@ -67,7 +64,6 @@ class JobEnd(msgspec.Struct, frozen=True, kw_only=True):
     stopped: str = ""
     ended: str = ""
     hang: str = ""
-    gave_up: str = ""
 
     @property
     def failed(self) -> list[RankEnd]:
@@ -132,6 +128,60 @@ def job_end_of(driver: object) -> JobEnd | None:
         return None
 
 
+class SupervisedJob(LaunchedJob):
+    """A job whose agents report to this process; arguments as for `supervise`."""
+
+    def __init__(
+        self, run: RunDir, plan: LaunchPlan, attempt: int, meeting: Rendezvous | None, host: str, **options: Any
+    ) -> None:
+        self._run, self._plan, self._channel_file = run, plan, run.channel(attempt)
+        self._supervisor, self._hub = supervise(run, plan, attempt, meeting, host, **options)
+        write_json(self._channel_file, msgspec.to_builtins(self._hub.endpoint), private=True)
+
+    def _close(self) -> None:
+        self._hub.close()
+        self._channel_file.unlink(missing_ok=True)
+
+    def end(self) -> JobEnd:
+        """Return how agents and ranks ended."""
+        return self._supervisor.result()
+
+    def request_stop(self, reason: str) -> None:
+        """Stop the ranks after a checkpoint."""
+        self._supervisor.stop(reason)
+
+    def kill(self) -> None:
+        """Kill all ranks."""
+        self._supervisor.kill("the launcher stopped the ranks")
+
+
+def supervise(
+    run: RunDir,
+    plan: LaunchPlan,
+    attempt: int,
+    meeting: Rendezvous | None,
+    host: str,
+    *,
+    address: str = LOOPBACK,
+    port: int = 0,
+    keep_s: float | None = None,
+    **options: Any,
+) -> tuple[Supervisor, ChannelServer]:
+    """Start to supervise an attempt, and to listen for its agents.
+
+    Args:
+        host: the host of ranks whose host is not in the plan.
+        options: of `Supervisor`.
+    """
+    nodes = len(plan.nodes)
+    judge = HangAnalyzer(run, attempt, hosts_of_ranks(plan, meeting, host), nodes)
+    limit = partial(StopLimit, run, plan)
+    supervisor = Supervisor(nodes, judge, needs_store=plan.needs_store, limit=limit, **options)
+    hub = ChannelServer(supervisor, nodes, address, port, keep_s=keep_s)
+    hub.start()
+    return supervisor, hub
+
+
 class Supervisor:
     """State of one attempt. `tick` is called several times per second with the state of the agents.
 
@@ -143,7 +193,7 @@ class Supervisor:
         needs_store: whether node 0 opens a store for the rendezvous.
         hold: whether the ranks start only after `release`, once all nodes have joined and have been examined.
         limit: begins the time limit for the checkpoint of the other ranks once an agent is gone, of at least so many
-        seconds.
+        seconds; `STOP_GRACE_S` if None.
     """
 
     def __init__(
@@ -245,14 +295,9 @@ class Supervisor:
         return [n for n in range(self._nodes) if n not in self._links]
 
     @property
-    def requested_end(self) -> bool:
-        """Return whether a stop or the end of the run was requested."""
-        return bool(self._orders.stop or self._orders.end)
-
-    @property
-    def ordered_end(self) -> bool:
-        """Return whether the ranks were ordered to end now."""
-        return bool(self._orders.end)
+    def orders(self) -> Orders:
+        """Return the newest orders."""
+        return self._orders
 
     @property
     def lost(self) -> list[LostAgent]:
@@ -272,7 +317,6 @@ class Supervisor:
             nodes=self._nodes,
             ended_nodes=sum(r.state == ENDED for r in reports),
             ends=[end for r in reports for end in r.ends],
-            last_steps={p.rank: p.step for r in reports for p in r.ranks if p.step is not None},
             refused=self._refusal or next((f"{r.host}: {r.refused}" for r in reports if r.refused), ""),
             lost=list({**lost, **self._lost}.values()),
             not_joined=self._missing,
@@ -283,7 +327,7 @@ class Supervisor:
         )
 
     def _start(self, now: float) -> None:
-        if self._orders.start is not None or self._orders.stop or self._orders.end:
+        if self._orders.start is not None or self._orders.stopping:
             return
         if missing := self._missing:
             if self._join_s is not None and self._began is not None and now - self._began > self._join_s:
@@ -359,26 +403,21 @@ def find_lost_agent(node: int, link: AgentLink, now: float, floor: float = 0.0) 
         floor: times before this one do not count.
     """
     report = link.report
-    if report.state == ENDED:
+    since, limit_s = (link.closed_at, RECONNECT_S) if link.closed else (link.heard_at, SILENT_S)
+    if report.state == ENDED or now - max(since, floor) <= limit_s:
         return None
-    ranks = [p.rank for p in report.ranks]
-    if link.closed == CLOSED and now - max(link.closed_at, floor) > RECONNECT_S:
+    why = (
+        f"process {report.pid} has reported nothing for {SILENT_S:.0f} s, although its node keeps the connection: it is "
+        "stopped or gets no CPU time"
+    )
+    if link.closed == UNREACHABLE:
+        why = "the node is not reachable over the network"
+    elif link.closed == CLOSED:
         why = (
             f"its connection was closed by {report.host}, and it did not reconnect within {RECONNECT_S:.0f} s: process "
             f"{report.pid} was killed"
         )
-        return LostAgent(node=node, host=report.host, why=why, node_lost=None, ranks=ranks)
-    if link.closed == UNREACHABLE and now - max(link.closed_at, floor) > RECONNECT_S:
-        return LostAgent(
-            node=node, host=report.host, why="the node is not reachable over the network", node_lost=True, ranks=ranks
-        )
-    if not link.closed and now - max(link.heard_at, floor) > SILENT_S:
-        why = (
-            f"process {report.pid} has reported nothing for {SILENT_S:.0f} s, although its node keeps the connection: "
-            "it is stopped or gets no CPU time"
-        )
-        return LostAgent(node=node, host=report.host, why=why, node_lost=False, ranks=ranks)
-    return None
+    return LostAgent(node=node, host=report.host, why=why)
 
 
 def report_interval_s(nodes: int) -> float:

@@ -88,6 +88,11 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.device_source == ON_NODE
 
     @property
+    def needs_store(self) -> bool:
+        """Return whether ranks of other nodes, or a user's own program, need a store on the network."""
+        return len(self.nodes) > 1 or self.batch is None
+
+    @property
     def shard_ranks(self) -> int:
         """Return over how many ranks a strategy that shards does so: those of a node under HSDP, else all."""
         return self.procs_per_node if self.strategy_options.get("replicate") == "nodes" else self.world_size

@@ -40,7 +40,6 @@ class SlurmJob(LaunchedJob):
         self._told = ""
         self._killed_at: float | None = None
         self._overdue = DriverLiveness(run, job)
-        self._gave_up = ""
         self._notes: list[str] = []
         self._examined = False
         self.label = f"Slurm job {job}"
@@ -85,11 +84,9 @@ class SlurmJob(LaunchedJob):
         """Return whether to stop waiting for the job although Slurm has not seen its end."""
         sign = self._overdue.look(self._state.state)
         try:
-            over = bool(sign) and liveness.handle_dead_driver(
+            return bool(sign) and liveness.handle_dead_driver(
                 sign, self._run, self._slurm, self._job, self._state, self._overdue.driver()
             )
-            self._gave_up = str(self._overdue.driver().get("gave_up", "")) if over else ""
-            return over
         except EnvironmentNotAble as error:
             self._unanswered = str(error)
             return False
@@ -143,8 +140,7 @@ class SlurmJob(LaunchedJob):
 
     def end(self) -> JobEnd | None:
         """Return how the agents ended, as the driver recorded it."""
-        found = job_end_of(self._overdue.driver())
-        return msgspec.structs.replace(found or JobEnd(), gave_up=self._gave_up) if self._gave_up else found
+        return job_end_of(self._overdue.driver())
 
     def request_stop(self, reason: str) -> None:
         """Stop the ranks after a checkpoint; the job is then not requeued. A job that has not started is cancelled."""
