@@ -85,7 +85,7 @@ def test_slow_ranks_are_named_and_one_that_sleeps_with_its_line(
     assert {"flight.rank0", "flight.rank1", "node0.json", "hang.json"} <= {p.name for p in folder.iterdir()}
     node = read_json(run.hang_node(1, 0))
     assert node["interfaces"]["lo"]["up"]
-    assert [r["stack_by"] != "" for r in node["ranks"]] == [True, True]
+    assert [bool(r["stack"]) for r in node["ranks"]] == [True, True]
     assert not any(b"0123456789abcdef0123" in p.read_bytes() for p in folder.iterdir())
     assert sum(p.stat().st_size for p in folder.iterdir()) < 4 << 20
 

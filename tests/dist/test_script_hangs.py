@@ -91,9 +91,7 @@ def end_of(tmp_path: Path, what: str, hang_s: float = 6, ranks: int = 2) -> tupl
 def test_the_rank_that_hangs_is_named_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, ranks: int, reason: str, where: str
 ) -> None:
-    """The store of the ranks may come late, as on a loaded machine: until then their silence does not count."""
     stall_ranks(monkeypatch, "")
-    monkeypatch.setenv("SLOW_STORE_S", "12" if what == "sleep" else "0")
     done, run = end_of(tmp_path, what, ranks=ranks)
     assert done.returncode == 1, done.stdout + done.stderr
     report = read_json(run.hang_report(1))

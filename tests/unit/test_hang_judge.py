@@ -154,7 +154,7 @@ def test_processes_that_cannot_run() -> None:
 
 
 def test_a_rank_of_which_nothing_is_known_is_not_held_to_be_elsewhere() -> None:
-    assert named(verdict(rank(0), rank(1, stack=[], no_stack="the process did not answer"), rank(2))) == []
+    assert named(verdict(rank(0), rank(1, stack=[]), rank(2))) == []
 
 
 def test_interpreters_that_are_all_held_tell_nobody_apart() -> None:
@@ -185,7 +185,6 @@ def test_a_stopped_process_is_named_whatever_the_calls_say() -> None:
         1,
         state="T stopped by a signal (SIGSTOP or SIGTSTP)",
         stack=[],
-        no_stack="the process did not answer",
         calls=[],
         python_silent_s=9.0,
     )

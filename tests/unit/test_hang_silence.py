@@ -83,7 +83,7 @@ def watch_of(
 def pulse_of(watched: HangMonitor, rank: int = 0, phase: str = "train") -> HeartbeatWriter:
     """Of a rank that has begun its second step."""
     pulse = HeartbeatWriter()
-    pulse.open(page_paths([watched._pages[rank]]).partition(":")[0])
+    pulse.open(page_paths([watched._on.pages[rank]]).partition(":")[0])
     for step in (0, 1):
         pulse.step(step)
     pulse.phase(phase)
@@ -226,7 +226,7 @@ waits_for_the_gpu()
 
 def test_a_real_process_that_spins_is_silent_on_gpus(tmp_path: Path) -> None:
     watched = watch_of(tmp_path, device="cuda", limits=Limits(step_s=1.0, long_s=1.5))
-    env = {**os.environ, "ALLRANKS_PULSE": page_paths([watched._pages[0]])}
+    env = {**os.environ, "ALLRANKS_PULSE": page_paths([watched._on.pages[0]])}
     spinner = subprocess.Popen([sys.executable, "-c", SPINNER, str(tmp_path)], env=env)
     try:
         while not watched.beats():
@@ -516,22 +516,18 @@ def test_what_is_taken_down_of_one_rank(tmp_path: Path) -> None:
     os.write(page.stacks, DUMP.format(file="/home/u/rows.py", line=12, secret=SECRET).encode())
     used = procfs.work_of(os.getpid()).cpu_s
     found = collector_of(tmp_path)._rank(
-        0, page, beat_of(os.getpid()), len(earlier), None, used - 400.0, (time.monotonic(), 1000.0)
+        0, page, beat_of(os.getpid()), len(earlier), used - 400.0, (time.monotonic(), 1000.0)
     )
     assert blocking_location(found.stack) == "/home/u/rows.py:12 in f"
     assert "before.py" not in run.hang_stack(1, "n0", 0).read_text()  # a dump of an earlier signal is none of now
     assert SECRET not in run.hang_stack(1, "n0", 0).read_text()
-    assert found.stack_by == "faulthandler"
     assert found.cpu_share == pytest.approx(0.4, abs=0.05)  # of the time since it was looked at, not of all its life
     assert found.silent_s is not None
     assert found.python_silent_s is not None
     assert found.silent_s - found.python_silent_s == pytest.approx(7.0, abs=0.01)
     assert (found.phase, found.part, found.step, found.sequences) == ("train", "data", 4, {"default_pg": 4})
-    mute = collector_of(tmp_path)._rank(
-        1, HeartbeatPage(), beat_of(os.getpid(), alive_at=0.0), 0, None, used, (0.0, 1.0)
-    )
-    assert (mute.python_silent_s, mute.stack, mute.stack_by) == (None, [], "")
-    assert mute.no_stack == "the process did not answer"
+    mute = collector_of(tmp_path)._rank(1, HeartbeatPage(), beat_of(os.getpid(), alive_at=0.0), 0, used, (0.0, 1.0))
+    assert (mute.python_silent_s, mute.stack) == (None, [])
     assert not run.hang_stack(1, "n0", 1).exists()
     leaves = collect._redacted(NodeEvidence(node=0, host="n0", time=1.0, ranks=[found]))  # for the file and the driver
     save_evidence(tmp_path / "node.json", leaves)

@@ -62,7 +62,6 @@ def read(*lines: str) -> dict[str, Any]:
             },  # Lightning in a file shows only the bar of its last epoch, here of three
         ),
         (["Epoch 3/3: 100%|██████████| 16/16 [00:00<00:00, 9it/s]"], {"step": 48, "epoch": 3.0}),
-        (["Epoch 7: 100%|██████████| 16/16 [00:00<00:00, 9it/s]"], {"epoch": 7.0}),  # after how many others?
         (["step 5 loss 54.3"], {"step": 5, "loss": 54.3}),
         (["2026-01-01 10:00:00 INFO global_step=5 train_loss=54.3 lr=1e-4"], {"step": 5, "loss": 54.3}),
         (["[GPU0] Epoch 1 | Iter 100 | Train Loss 4.1703"], {"step": 100, "loss": 4.1703, "epoch": 1.0}),

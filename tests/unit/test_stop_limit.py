@@ -67,15 +67,15 @@ def test_ranks_of_a_comparison_have_nothing_to_save(tmp_path: Path) -> None:
     [
         (BEGUN, LEAST, "no step was trained yet"),
         ([*BEGUN, phase("train")], UNKNOWN, "finish their step"),
-        (TRAINED, LEAST_S + FACTOR * STEPS * 10.0, "recent steps took up to 10 s"),
+        (TRAINED, LEAST_S + FACTOR * STEPS * 10.0, "finish their step"),
         ([*TRAINED, phase("save", limit_s=300.0)], 300.0, "write a full checkpoint within 300 s"),
         (
             [*TRAINED, {"event": "checkpoint", "mode": "full", "written_s": 400.0}, phase("save", limit_s=300.0)],
             FACTOR * 400.0,
-            "the last one took 400 s",
+            "write a full checkpoint within 800 s",
         ),
         ([*TRAINED, phase("evaluate", 100.0)], UNKNOWN, "finish the evaluation"),
-        ([*EVALUATED, phase("evaluate", 200.0)], FACTOR * 40.0, "the last one took 40 s"),
+        ([*EVALUATED, phase("evaluate", 200.0)], FACTOR * 40.0, "finish the evaluation"),
     ],
     ids=["nothing-trained", "first-step", "step", "first-save", "save", "first-evaluation", "evaluation"],
 )

@@ -324,11 +324,7 @@ class Agent:
 
     @property
     def _store_failed(self) -> bool:
-        return any(store.exit_code() is not None for store in self._tcp_stores)
-
-    @property
-    def _tcp_stores(self) -> list[TcpStoreServer]:
-        return [store for store in self._stores if isinstance(store, TcpStoreServer)]
+        return any(isinstance(store, TcpStoreServer) and store.exit_code() is not None for store in self._stores)
 
     @property
     def _lost_reason(self) -> str:
@@ -460,7 +456,6 @@ class Agent:
             end=self._end_hung,
             device=self._plan.device,
             script=script,
-            awaits_store=lambda: any(not s.serves for s in self._tcp_stores),
         )
 
     def _log_reader(self) -> LogProgress | None:

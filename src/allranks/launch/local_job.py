@@ -15,7 +15,6 @@ import psutil
 from allranks.launch import process_guard
 from allranks.launch.channel_protocol import CHANNEL_VARIABLE, LAUNCHER_PID_VARIABLE
 from allranks.launch.failure_attribution import signal_name
-from allranks.launch.launchers import agent_words
 from allranks.launch.rendezvous import remove_leftover_stores
 from allranks.launch.stop_limit import StopLimit
 from allranks.launch.supervisor import JobEnd, LostAgent, SupervisedJob
@@ -38,6 +37,7 @@ class LocalJob(SupervisedJob):
         self, run: RunDir, plan: LaunchPlan, attempt: int, env: dict[str, str], telemetry_s: float, python: list[str]
     ) -> None:
         host = plan.nodes[0].host or "localhost"
+        options = ["--attempt", str(attempt), "--telemetry-s", str(telemetry_s)]
         super().__init__(run, plan, attempt, None, host)
         # With Apptainer the agent's parent is another process.
         parent = {} if python[0] == "apptainer" else {LAUNCHER_PID_VARIABLE: str(os.getpid())}
@@ -45,7 +45,7 @@ class LocalJob(SupervisedJob):
         self._log: IO[bytes] = os.fdopen(open_append(run.agent_log(attempt, host)), "ab")
         # A session of its own: Ctrl-C in the terminal reaches only the launcher, which then ends the ranks in order.
         self._process = subprocess.Popen(
-            agent_words(python, run, attempt, telemetry_s=telemetry_s),
+            [*python, "-m", "allranks.launch.agent", str(run.root), *options],
             env={**os.environ, **env, **parent, CHANNEL_VARIABLE: endpoint},
             stdin=subprocess.DEVNULL,
             stdout=self._log,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import shutil
 import signal
 import socket
@@ -140,15 +139,8 @@ class TcpStoreServer:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "allranks.launch.rendezvous", *words],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
                 pass_fds=[bound.fileno()],
             )
-
-    @property
-    def serves(self) -> bool:
-        """Return whether the process answers the ranks, or has exited. It imports torch first, as they do."""
-        assert self._process.stdout is not None
-        return bool(select.select([self._process.stdout], [], [], 0)[0])
 
     def exit_code(self) -> int | None:
         """Return the process's exit code; None while it serves."""
@@ -180,7 +172,6 @@ def serve_store(fd: int, address: str, port: int, parent: int) -> None:
     from torch.distributed import TCPStore
 
     store = TCPStore(address, port, None, True, timedelta(seconds=300), False, master_listen_fd=fd)
-    os.write(1, b"\n")  # `TcpStoreServer.serves`
     while os.getppid() == parent:
         time.sleep(1.0)
     del store

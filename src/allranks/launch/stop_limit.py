@@ -46,13 +46,12 @@ class StopLimit:
         self._saves = plan.batch is not None and not comparison
         self._unknown_s = plan.hang.long_s if plan.hang else UNKNOWN_S
         self._since = time.monotonic()
-        self._read_at, self._offset = 0.0, 0
+        self._read_at, self._offset = float("-inf"), 0
         self._attempt, self._started = max(run.attempts(), default=1), False
         self._phase: dict[str, Any] = {"name": "start"}
         self._steps: deque[float] = deque(maxlen=RECENT_STEPS)
         self._evaluation_s = self._save_s = 0.0
-        if self._saves:
-            self._read(self._since)
+        self._read_if_due(self._since)
 
     def expired(self, now: float) -> bool:
         """Return whether the ranks have had their time.
@@ -86,27 +85,18 @@ class StopLimit:
     @property
     def text(self) -> str:
         """Describe what the ranks do before they end, and their limit."""
-        phase, within = self._phase["name"], f"within {self.limit_s:.0f} s"
+        phase, limit_s = self._phase["name"], f"{self.limit_s:.0f} s"
         if not self._saves or phase in NOTHING_TRAINED:
             why = "no step was trained yet; " if self._saves else ""
-            return f"{why}ranks that still run after {self.limit_s:.0f} s are killed"
-        save = "write a full checkpoint"
-        last = f" (the last one took {_seconds(self._save_s)})" if self._save_s else ""
-        if phase == "save":
-            return f"the ranks {save}{last} {within}"
-        if phase == "evaluate":
-            took = f" (the last one took {_seconds(self._evaluation_s)})" if self._evaluation_s else ""
-            return f"the ranks finish the evaluation{took} {within}, then the next step, and {save}{last}"
-        took = f" (recent steps took up to {_seconds(max(self._steps))})" if self._steps else ""
-        return f"the ranks finish their step and the next{took} {within}, and {save}{last}"
+            return f"{why}ranks that still run after {limit_s} are killed"
+        first = {"save": "", "evaluate": "finish the evaluation and the next step, and "}
+        return f"the ranks {first.get(phase, 'finish their step and the next, and ')}write a full checkpoint within {limit_s}"
 
     def _read_if_due(self, now: float) -> None:
-        if self._saves and now - self._read_at > POLL_S:
-            self._read(now)
-
-    def _read(self, now: float) -> None:
         """Read what the rank has recorded since the last call."""
-        first, self._read_at = not self._read_at, now
+        if not self._saves or now - self._read_at <= POLL_S:
+            return
+        first, self._read_at = self._read_at < 0, now
         try:
             data, skipped = read_appended(self._file, self._offset, HISTORY_BYTES)
         except OSError:
@@ -134,7 +124,3 @@ class StopLimit:
             if self._phase["name"] == "evaluate":
                 self._evaluation_s = max(self._evaluation_s, event["time"] - self._phase["time"])
             self._phase = event
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.1f} s" if value < 9.95 else f"{value:.0f} s"

@@ -2,7 +2,6 @@
 their data."""
 
 import os
-import sys
 import time
 
 
@@ -99,6 +98,3 @@ for _what in os.environ["STUCK"].split(";") if os.environ.get("STUCK") and "RANK
     _how, _rank, _call = _what.split(":")
     if int(os.environ["RANK"]) == int(_rank):
         _plant(_how, int(_rank), int(_call))
-
-if "allranks.launch.rendezvous" in sys.orig_argv:  # the store of the ranks
-    time.sleep(float(os.environ.get("SLOW_STORE_S", "0")))

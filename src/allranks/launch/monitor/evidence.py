@@ -1,6 +1,6 @@
 """Collect evidence of stalled ranks on one node: stacks, flight recorder, process and network state.
 
-Stack dumps come from faulthandler or py-spy. The agent collects evidence before any process is killed, in bounded time
+Stack dumps come from faulthandler. The agent collects evidence before any process is killed, in bounded time
 and size, without secrets.
 """
 
@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import socket
-import subprocess
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -62,7 +59,6 @@ ANSWER_S = 3.0  # for the dump of a stack and of the flight recorder
 BUSY_ANSWER_S = (
     10.0  # if a rank that has not answered still works on its answer; below the time for all nodes (`supervisor`)
 )
-PY_SPY_S = 6.0
 STACK_BYTES = 256 << 10
 OUTERMOST_FRAME = "in _run_module_as_main"  # of a rank's main thread
 MAX_CALLS = 60
@@ -70,7 +66,7 @@ CONNECT_TIMEOUT_S = 2.0
 
 
 class EvidenceCollector:
-    """Collect evidence of the ranks of one node. ``pids``: by rank, the processes that were alive at the last poll."""
+    """Collect evidence of the ranks of one node."""
 
     def __init__(
         self, run: RunDir, attempt: int, node: int, host: str, meeting: tuple[str, int] | None, interface: str
@@ -87,34 +83,31 @@ class EvidenceCollector:
             page.ask()
             if rank in beats:
                 _request_stack_dump(beats[rank].pid)
-        with ThreadPoolExecutor(8) as pool:
-            meets = pool.submit(self._meets)
-            spied = {rank: pool.submit(_py_spy, beat.pid) for rank, beat in beats.items()}
-            _wait_for_answers(pages, sizes, {rank: beat.pid for rank, beat in beats.items()})
-            texts = {rank: s.result() for rank, s in spied.items()}
-            waited = time.monotonic() - began
-            ranks = [
-                self._rank(rank, pages[rank], beat, sizes[rank], texts[rank], before[rank], (began, waited))
-                for rank, beat in sorted(beats.items())
-            ]
-            memory = psutil.virtual_memory()
-            found = NodeEvidence(
-                node=self._node,
-                host=self._host,
-                time=round(time.time(), 3),
-                ranks=ranks,
-                seconds=round(time.monotonic() - began, 3),
-                load1=procfs.load1(),
-                cpus=os.cpu_count(),
-                memory_total_bytes=memory.total,
-                memory_available_bytes=memory.available,
-                oom_kills=oom_kills(),
-                blocked=procfs.blocked_processes(),
-                interfaces=procfs.interfaces(),
-                interface=self._interface,
-                meets=meets.result(),
-            )
-            return _redacted(found)
+        meets = self._meets()
+        _wait_for_answers(pages, sizes, {rank: beat.pid for rank, beat in beats.items()})
+        waited = time.monotonic() - began
+        ranks = [
+            self._rank(rank, pages[rank], beat, sizes[rank], before[rank], (began, waited))
+            for rank, beat in sorted(beats.items())
+        ]
+        memory = psutil.virtual_memory()
+        collected = NodeEvidence(
+            node=self._node,
+            host=self._host,
+            time=round(time.time(), 3),
+            ranks=ranks,
+            seconds=round(time.monotonic() - began, 3),
+            load1=os.getloadavg()[0],
+            cpus=os.cpu_count(),
+            memory_total_bytes=memory.total,
+            memory_available_bytes=memory.available,
+            oom_kills=oom_kills(),
+            blocked=procfs.blocked_processes(),
+            interfaces=procfs.interfaces(),
+            interface=self._interface,
+            meets=meets,
+        )
+        return _redacted(collected)
 
     def _rank(
         self,
@@ -122,20 +115,17 @@ class EvidenceCollector:
         page: HeartbeatPage,
         beat: Heartbeat,
         size: int,
-        spied: str | None,
         cpu_before: float,
         asked: tuple[float, float],
     ) -> RankEvidence:
         """Return the evidence of a rank. ``asked``: when it was asked, and how long the answer was waited for, in
         seconds."""
         at, waited = asked  # silence counts up to the request, since the answer itself may take long
-        dumped = page.stack_text(STACK_BYTES + size)[size:]
-        text, by = (spied, "py-spy") if spied else (dumped, "faulthandler")
+        text = page.stack_text(STACK_BYTES + size)[size:]
         frames = main_thread_frames(text)
         state = procfs.state_of(beat.pid)
         self._keep(rank, text)
         calls, no_calls = self._calls(rank, page)
-        threads, memory_bytes = procfs.threads_and_memory(beat.pid)
         return RankEvidence(
             rank=rank,
             pid=beat.pid,
@@ -151,11 +141,7 @@ class EvidenceCollector:
             wait_channel=procfs.wait_channel(beat.pid),
             kernel_stack=procfs.kernel_stack(beat.pid),
             cpu_share=round((procfs.work_of(beat.pid).cpu_s - cpu_before) / max(waited, 0.01), 2),
-            threads=threads,
-            memory_bytes=memory_bytes,
             stack=frames,
-            stack_by=by if frames else "",
-            no_stack="" if frames else "the process did not answer",
             calls=calls,
             no_calls=no_calls,
         )
@@ -174,17 +160,13 @@ class EvidenceCollector:
         """Return the last collectives from torch's flight recorder, or why there are none."""
         path = self._run.hang_flight(self._attempt, rank)
         if not path.exists():
-            why = (
-                "the flight recorder is empty"
-                if page.answered
-                else "the heartbeat thread did not answer, so no record was written"
-            )
-            return [], why
+            silent = "the heartbeat thread did not answer, so no record was written"
+            return [], "the flight recorder is empty" if page.answered else silent
         try:
-            found = read_flight_record(path).calls
+            calls = read_flight_record(path).calls
         except (OSError, ValueError) as error:
             return [], f"the flight recorder's dump cannot be read: {error}"
-        return [call.without_stack() for call in found[-MAX_CALLS:]], ""
+        return [call.without_stack() for call in calls[-MAX_CALLS:]], ""
 
     def _meets(self) -> bool | None:
         if self._meeting is None:
@@ -224,25 +206,6 @@ def _wait_for_answers(pages: Mapping[int, HeartbeatPage], sizes: Mapping[int, in
         if waited >= ANSWER_S and not any(cpu_s[r] > before.get(r, cpu_s[r]) for r in cpu_s):
             return
         time.sleep(0.2 if waited < ANSWER_S else 1.0)
-
-
-def _py_spy(pid: int) -> str | None:
-    """Return the stacks of all threads from py-spy, if it is installed and permitted."""
-    program = shutil.which("py-spy")
-    if program is None:
-        return None
-    try:
-        done = subprocess.run(
-            [program, "dump", "--nonblocking", "--pid", str(pid)],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=PY_SPY_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout[:STACK_BYTES] if done.returncode == 0 and "Thread " in done.stdout else None
 
 
 def save_evidence(path: Path, found: NodeEvidence) -> None:

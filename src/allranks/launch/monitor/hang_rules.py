@@ -67,12 +67,9 @@ class HangEvidence:
 
     def stalled(self, rank: int, why: str) -> StalledRank:
         """Return the stalled rank with its position."""
-        found = self.ranks.get(rank)
-        where = blocking_location(found.stack) if found else ""
-        where = where or UNKNOWN
-        return StalledRank(
-            rank=rank, host=self.hosts.get(rank, ""), why=why, where=where, state=state_text(found) if found else ""
-        )
+        known = self.ranks.get(rank)
+        where, state = (blocking_location(known.stack), state_text(known)) if known else ("", "")
+        return StalledRank(rank=rank, host=self.hosts.get(rank, ""), why=why, where=where or UNKNOWN, state=state)
 
     def verdict(self, kind: str, stalled: Iterable[tuple[RankEvidence, str]], cause: str = "") -> HangVerdict:
         """Return the verdict that names these ranks, each for its reason."""
@@ -103,8 +100,8 @@ def process_state_text(rank: RankEvidence) -> str:
 
 def pending_call_text(rank: RankEvidence) -> str:
     """Describe the first collective that is unfinished on a rank."""
-    found = next((c for c in rank.calls if not c.done), None)
-    return f"collective {found.seq} of group {found.group}: {describe_call(found)}" if found else ""
+    call = next((c for c in rank.calls if not c.done), None)
+    return f"collective {call.seq} of group {call.group}: {describe_call(call)}" if call else ""
 
 
 def due_alarm(alarms: Sequence[HangAlarm], nodes: int) -> HangAlarm | None:
@@ -160,34 +157,32 @@ def _network(case: HangEvidence) -> HangVerdict | None:
     """Name nodes whose network is down, or that cannot reach the others."""
     if len(case.nodes) < 2:
         return None
-    down = [n for n in case.nodes if n.interface and n.interfaces.get(n.interface, {}).get("up") is False]
-    asked = [n for n in case.nodes if n.meets is not None]
-    cut_off = [n for n in asked if not n.meets]
-    if not down and len(cut_off) > 1 and len(cut_off) >= len(asked) - 1 and case.nodes[0].meets is not False:
-        down, cut_off = [case.nodes[0]], []  # no other node can reach the first one
-    bad = down or (cut_off if len(cut_off) < len(asked) else [])
-    if not bad:
+    tested = [n for n in case.nodes if n.meets is not None]
+    cut_off = [n for n in tested if not n.meets]
+    if bad := [n for n in case.nodes if n.interface and n.interfaces.get(n.interface, {}).get("up") is False]:
+        why = "its interface {} is down"
+    elif len(cut_off) > 1 and len(cut_off) >= len(tested) - 1 and case.nodes[0].meets is not False:
+        bad, why = [case.nodes[0]], "the other nodes cannot reach it"
+    elif 0 < len(cut_off) < len(tested):
+        bad, why = cut_off, "it cannot reach the rendezvous node, the others can"
+    else:
         return None
-    stalled = []
-    for node in bad:
-        why = (
-            f"its interface {node.interface} is down"
-            if node in down and node.interface and node.interfaces.get(node.interface, {}).get("up") is False
-            else "the other nodes cannot reach it"
-            if node in down
-            else "it cannot reach the rendezvous node, the others can"
-        )
-        stalled += [(r, f"the network of {node.host}: {why}") for r in node.ranks]
-    return case.verdict("collective_hang", stalled)
+    return case.verdict(
+        "collective_hang",
+        ((r, f"the network of {node.host}: {why.format(node.interface)}") for node in bad for r in node.ranks),
+    )
 
 
 def _calls(case: HangEvidence) -> HangVerdict | None:
     """Name ranks that never joined a collective in which others wait, or that called another one."""
-    for found in open_collectives({r.rank: r.calls for r in case.ranks.values()}):
-        if found.differs:
-            return _mismatch(case, found)
-        if found.absent and found.waiting:
-            return _absent(case, found)
+    for call in open_collectives({r.rank: r.calls for r in case.ranks.values()}):
+        if call.differs:
+            return _mismatch(case, call)
+        if call.absent and (waits := call.waiting):
+            text = describe_call(call.calls[waits[0]])
+            why = f"it never joined collective {call.seq} of group {call.group} ({text}), in which rank "
+            why += f"{list_ranks(waits)} waits"
+            return case.verdict("collective_mismatch", ((case.ranks[r], why) for r in call.absent))
     return None
 
 
@@ -226,25 +221,16 @@ def _called_functions(case: HangEvidence) -> HangVerdict | None:
     return case.verdict("collective_mismatch", stalled, cause="order")
 
 
-def _mismatch(case: HangEvidence, found: OpenCollective[CollectiveCall]) -> HangVerdict:
-    odd = found.rarest
-    if len(odd) == len(found.calls):  # equal numbers: the ranks that are less far called the wrong one
-        odd = [r for r in _ranks_least_far(case) if r in found.calls] or odd
-    why = "its collective {} of group {} is {}, other ranks called {}"
-    stalled = []
-    for rank in odd:
-        own, other = found.describe(found.calls[rank]), found.describe(found.contrast(rank))
-        stalled.append(case.stalled(rank, why.format(found.seq, found.group, own, other)))
-    return HangVerdict(kind="collective_mismatch", stalled=stalled, cause="order")
-
-
-def _absent(case: HangEvidence, found: OpenCollective[CollectiveCall]) -> HangVerdict:
-    waits = found.waiting
-    why = (
-        f"it never joined collective {found.seq} of group {found.group} ({describe_call(found.calls[waits[0]])}), in "
-        f"which rank {list_ranks(waits)} waits"
-    )
-    return HangVerdict(kind="collective_mismatch", stalled=[case.stalled(r, why) for r in found.absent])
+def _mismatch(case: HangEvidence, call: OpenCollective[CollectiveCall]) -> HangVerdict:
+    odd = call.rarest
+    if len(odd) == len(call.calls):  # equal numbers: the ranks that are less far called the wrong one
+        odd = [r for r in _ranks_least_far(case) if r in call.calls] or odd
+    where = f"its collective {call.seq} of group {call.group} is"
+    stalled = [
+        (rank, f"{where} {call.describe(call.calls[rank])}, other ranks called {call.describe(call.contrast(rank))}")
+        for rank in odd
+    ]
+    return case.verdict("collective_mismatch", ((case.ranks[rank], why) for rank, why in stalled), cause="order")
 
 
 def _behind(case: HangEvidence) -> HangVerdict | None:
@@ -338,42 +324,43 @@ RULES: tuple[Callable[[HangEvidence], HangVerdict | None], ...] = (
 )  # fmt: skip
 
 
+NOBODY_STALLED = {
+    "alone": "the only rank is in {}",
+    "outside": "all ranks are in {}, and none is in a collective: check what they wait for there",
+    "build": (
+        "all ranks wait until another process has built a C++ extension of torch ({}): if no compiler runs, one that "
+        "was killed left its lock: delete the files named lock below TORCH_EXTENSIONS_DIR (by default "
+        "~/.cache/torch_extensions)"
+    ),
+    "same": (
+        "all ranks wait in the same place ({}) and none stalled: check the network and the GPUs rather than the program"
+    ),
+}
+
+
 def hang_message(verdict: HangVerdict, waiting: list[WaitingRank], alarm: HangAlarm, now: float) -> str:
     """Return the report as one paragraph."""
     silent = f"no progress for {now - alarm.since:.0f} s (limit {alarm.limit_s:g} s, {_alarm_place(alarm)})"
     if not verdict.stalled:
         first = waiting[0].where if waiting else "nowhere"
-        if verdict.cause == "alone":
-            return f"hang: {silent}; the only rank is in {first}"
-        if verdict.cause == "outside":
-            return (
-                f"hang: {silent}; all ranks are in {first}, and none is in a collective: check what they wait for there"
+        text = NOBODY_STALLED[verdict.cause].format(first)
+        other = next((w for w in waiting if w.where and w.where != first), None)
+        if verdict.cause == "same" and other is not None:
+            text = (
+                f"no rank is known to have stalled: rank {waiting[0].rank} is in {first}, rank {other.rank} in "
+                f"{other.where}: check whether these calls belong together, then the network and the GPUs"
             )
-        if verdict.cause == "build":
-            return (
-                f"hang: {silent}; all ranks wait until another process has built a C++ extension of torch ({first}): "
-                "if no compiler runs, one that was killed left its lock: delete the files named lock below "
-                "TORCH_EXTENSIONS_DIR (by default ~/.cache/torch_extensions)"
-            )
-        if (other := next((w for w in waiting if w.where and w.where != first), None)) is not None:
-            return (
-                f"hang: {silent}; no rank is known to have stalled: rank {waiting[0].rank} is in {first}, rank "
-                f"{other.rank} in {other.where}: check whether these calls belong together, then the network and the "
-                "GPUs"
-            )
-        return (
-            f"hang: {silent}; all ranks wait in the same place ({first}) and none stalled: check the network and the "
-            "GPUs rather than the program"
-        )
+        return f"hang: {silent}; {text}"
     who = verdict.stalled[0]
-    ranks = list_ranks([f.rank for f in verdict.stalled if f.rank is not None])
+    ranks = list_ranks([f.rank for f in verdict.stalled])
     hosts = ", ".join(dict.fromkeys(f.host for f in verdict.stalled if f.host))
-    one = len(verdict.stalled) == 1
-    it = "It" if one else f"Rank {who.rank}"
-    text = (
-        f"hang: rank{'' if one else 's'} {ranks} on {hosts} stalled, "
-        f"{who.why if one else f'rank {who.rank}: {who.why}'}. {_location_text(it, who)}"
-    )
+    if len(verdict.stalled) == 1:
+        text, it, its = f"hang: rank {ranks} on {hosts} stalled, {who.why}", "It", "Its position"
+    else:
+        it, its = f"Rank {who.rank}", f"The position of rank {who.rank}"
+        text = f"hang: ranks {ranks} on {hosts} stalled, rank {who.rank}: {who.why}"
+    state = f", {who.state}" if who.state and not who.why.endswith(who.state) else ""
+    text += f". {its} is unknown" if who.where == UNKNOWN else f". {it} is in {who.where}{state}"
     for other in verdict.stalled[1:3]:
         if other.where not in (who.where, UNKNOWN):
             text += f"; rank {other.rank} in {other.where}"
@@ -383,13 +370,6 @@ def hang_message(verdict: HangVerdict, waiting: list[WaitingRank], alarm: HangAl
         for_it = " for it" if len(verdict.stalled) == 1 else ""
         text += f". {count}{for_it}, rank {first.rank} in {first.where or first.call or 'an unknown place'}"
     return f"{text}; {silent}"
-
-
-def _location_text(it: str, who: StalledRank) -> str:
-    if who.where == UNKNOWN:
-        return "Its position is unknown" if it == "It" else f"The position of rank {who.rank} is unknown"
-    state = f", {who.state}" if who.state and not who.why.endswith(who.state) else ""
-    return f"{it} is in {who.where}{state}"
 
 
 def _alarm_place(alarm: HangAlarm) -> str:
@@ -435,10 +415,9 @@ def analyze_hang(
         for r in case.ranks.values()
         if r.rank not in named
     ]
-    kind = _specific_kind(case, verdict)
     return HangReport(
         attempt=attempt,
-        kind=kind,
+        kind=_specific_kind(case, verdict),
         sentence=hang_message(verdict, waiting, alarm, now),
         stalled=verdict.stalled,
         waiting=waiting,
@@ -462,9 +441,7 @@ def _specific_kind(case: HangEvidence, verdict: HangVerdict) -> str:
     """Return the class of failure that the rank's position indicates."""
     if verdict.kind != "collective_mismatch" or verdict.cause == "order" or len(verdict.stalled) != 1:
         return verdict.kind
-    rank = case.ranks.get(verdict.stalled[0].rank if verdict.stalled[0].rank is not None else -1)
-    if rank is None:
-        return verdict.kind
+    rank = case.ranks[verdict.stalled[0].rank]
     lines = [str(f) for f in rank.stack[:ACTIVITY_FRAMES]]
     if rank.part == "data" or any(map(is_data_frame, lines)):
         return "dataloader_hang"
@@ -508,7 +485,7 @@ def write_hang_report(run: RunDir, report: HangReport) -> None:
     make_folder(run.hang(report.attempt))
     write_json(run.hang_report(report.attempt), msgspec.to_builtins(report))
     first = report.stalled[0] if report.stalled else None
-    rank = first.rank if first and first.rank is not None else 0
+    rank = first.rank if first else 0
     log = EventLog(run.events_of(rank), rank)
     log.write(
         "hang",

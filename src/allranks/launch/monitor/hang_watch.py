@@ -97,8 +97,6 @@ class HangMonitor(threading.Thread):
         channel: the agent's `launch.channel.ChannelClient`.
         device: ``cuda`` or ``cpu``: where the ranks compute.
         script: for a user's own program, which hangs only if all its nodes raise an alarm.
-        awaits_store: whether the ranks still wait for the process of their store to start: their silence does not
-        count.
         raise_alarm: sends the alarm to the driver, or (None) withdraws it.
         end: stops the ranks of this node; always called after the examination, even if nothing can be written.
     """
@@ -114,14 +112,10 @@ class HangMonitor(threading.Thread):
         end: Callable[[], None],
         device: str = "cpu",
         script: ScriptSilence | None = None,
-        awaits_store: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(name="hangs", daemon=True)
-        self._run, self._attempt, self._node = watched.run, watched.attempt, watched.node
-        self._named, self._host, self._pages = watched.named, watched.host, watched.pages
-        self._limits, self._collector, self._channel = limits, collector, channel
+        self._on, self._limits, self._collector, self._channel = watched, limits, collector, channel
         self._raise, self._end, self._script, self._device = raise_alarm, end, script, device
-        self._awaits_store = awaits_store
         self._suspects = False
         self._floor = time.monotonic()
         self._worked: dict[int, _Sample] = {}
@@ -132,7 +126,7 @@ class HangMonitor(threading.Thread):
         last = time.monotonic()
         while not self._stopped.wait(LOOK_S):
             now = time.monotonic()
-            if now - last > PAUSED_S or self._awaits_store():
+            if now - last > PAUSED_S:
                 self._floor = now
             last = now
             try:
@@ -140,7 +134,7 @@ class HangMonitor(threading.Thread):
                 if alarm is None and self._script is not None:
                     self.suspect(self._script, now)
             except Exception as error:  # noqa: BLE001 - monitoring never ends a run: try again
-                logging.warning("the hang monitor of %s failed: %s: %s", self._named, type(error).__name__, error)
+                logging.warning("the hang monitor of %s failed: %s: %s", self._on.named, type(error).__name__, error)
                 continue
             if alarm is not None:
                 self._examine(alarm)
@@ -157,18 +151,18 @@ class HangMonitor(threading.Thread):
         logging.warning("rank %s of %s has made no progress for %.0f s", alarm.rank, alarm.host, alarm.limit_s)
         began = time.monotonic()
         try:
-            found = self._collector.node(self._pages, self.beats())
+            found = self._collector.node(self._on.pages, self.beats())
             self._channel.send_evidence(found)
-            save_evidence(self._run.hang_node(self._attempt, self._node), found)
+            save_evidence(self._on.run.hang_node(self._on.attempt, self._on.node), found)
         except Exception as error:  # noqa: BLE001 - the thread must survive any error
-            logging.warning("the evidence of %s is incomplete: %s: %s", self._named, type(error).__name__, error)
+            logging.warning("the evidence of %s is incomplete: %s: %s", self._on.named, type(error).__name__, error)
         while not self._channel.orders.end and time.monotonic() - began < VERDICT_S and not self._stopped.is_set():
             time.sleep(0.1)
         self._end()
 
     def beats(self) -> dict[int, Heartbeat]:
         """Return each rank's last heartbeat; ranks without one are left out."""
-        found = {rank: page.read() for rank, page in self._pages.items()}
+        found = {rank: page.read() for rank, page in self._on.pages.items()}
         return {rank: beat for rank, beat in found.items() if beat is not None}
 
     def silence(self, now: float) -> HangAlarm | None:
@@ -207,7 +201,7 @@ class HangMonitor(threading.Thread):
 
     def _log_bytes(self, rank: int) -> int:
         try:
-            return self._run.log_of(self._attempt, self._host, rank).stat().st_size
+            return self._on.run.log_of(self._on.attempt, self._on.host, rank).stat().st_size
         except OSError:
             return 0
 
@@ -225,12 +219,12 @@ class HangMonitor(threading.Thread):
         if (found is not None) == self._suspects:
             return
         self._suspects = found is not None
-        alarm = None
-        if found is not None:
-            kind = {"whole_job": True, "stuck": found.stuck, "waiting": found.waiting}
-            place = {"phase": SCRIPT_PHASE, "part": "", "step": None, "limit_s": round(found.limit_s, 1)}
-            alarm = self._alarm(found.rank, found.since, now, **place, **kind)
-        self._raise(alarm)
+        if found is None:
+            self._raise(None)
+            return
+        place = {"phase": SCRIPT_PHASE, "part": "", "step": None, "limit_s": round(found.limit_s, 1)}
+        kind = {"whole_job": True, "stuck": found.stuck, "waiting": found.waiting}
+        self._raise(self._alarm(found.rank, found.since, now, **place, **kind))
 
     def _sample(self, rank: int, beat: Heartbeat, measure: bool) -> RankSample:
         return RankSample(
@@ -245,7 +239,9 @@ class HangMonitor(threading.Thread):
     def _alarm(self, rank: int, since: float, now: float, **fields: Any) -> HangAlarm:
         clock = time.time()
         began = round(clock - (now - since), 3)
-        return HangAlarm(node=self._node, host=self._named, rank=rank, since=began, time=round(clock, 3), **fields)
+        return HangAlarm(
+            node=self._on.node, host=self._on.named, rank=rank, since=began, time=round(clock, 3), **fields
+        )
 
 
 MEDIAN_FACTOR = 10.0  # times the median interval between two signs of progress

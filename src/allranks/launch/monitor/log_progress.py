@@ -1,12 +1,10 @@
 """Read the progress of a user's own program in the output of its rank 0: lines that well-known libraries and programs
 print.
 
-Read are: the dictionaries of the Hugging Face Trainer, bars of tqdm, the progress lines of Lightning, and lines with a
-step and a loss (``step 5 loss 54.3``, ``iter 5: loss 4.1``, ``Epoch [1/3], Step [5/40], Loss: 4.1``). A bar gives the
-step only if it is that of a
-training: the Trainer's own, one named ``Epoch N`` or one that shows a loss. Steps that start again with each epoch are
-counted on. What
-a line does not say stays absent. The output may hold anything: lines of any length, escape sequences, invalid UTF-8.
+Read are: the dictionaries of the Hugging Face Trainer, bars of tqdm and Lightning, and lines with a step and a loss
+(``step 5 loss 54.3``, ``iter 5: loss 4.1``, ``Epoch [1/3], Step [5/40], Loss: 4.1``). A bar gives the step only if it is
+the Trainer's own, named ``Epoch N``, or shows a loss. Steps that start again with each epoch are
+counted on. What a line does not say stays absent. The output may hold anything: lines of any length, escape sequences, invalid UTF-8.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ _RICH = re.compile(
     r"^(?P<label>Epoch \d{1,9}(?:/\d{1,9})?) {1,4}[━╸╺ ]{1,200}"
     r" (?P<done>\d{1,12})/(?P<total>\d{1,12}) (?P<rest>.{0,400})$"
 )
-_EPOCH = re.compile(r"^Epoch (\d{1,9})(?:/(\d{1,9}))?$")
+_EPOCH = re.compile(r"^Epoch (\d{1,9})(?:/\d{1,9})?$")
 _SEPARATOR = r"[ \t:=#|\[(]{1,20}"
 _STEP = re.compile(
     rf"(?<![\w-])(?:global[ _])?(?:step|iter|iteration){_SEPARATOR}"
@@ -73,11 +71,11 @@ class _StepCount:
         self._length = 0  # of the epoch, if the program names it
         self._interval = 1  # between the last two steps
 
-    def add(self, done: int, total: int, epoch: int | None, *, each_epoch: bool = False) -> int:
-        """Return the step since the start; `each_epoch`: the steps are known to start again with each epoch."""
+    def add(self, done: int, total: int, epoch: int | None) -> int:
+        """Return the step since the start."""
         if self._last is not None:
             epochs = 0 if epoch is None or self.epoch is None else max(epoch - self.epoch, 0)
-            if done < self._last or (epochs and (each_epoch or done == self._last)):
+            if done < self._last or (epochs and done == self._last):
                 self.before += (self._length or max(self._last + self._interval - done, 0)) * max(epochs, 1)
             elif done > self._last:
                 self._interval = done - self._last
@@ -94,7 +92,7 @@ class LineReader:
         self._trainer_logged = False  # since its last bar: the line that follows is its bar again
         self._trainer_total: int | None = None
         self._lines, self._bars = _StepCount(), _StepCount()
-        self._unknown_start = False  # bars of epochs, the first of which was not the program's first one
+        self._from_zero = False  # Lightning counts epochs from 0
 
     def feed(self, line: str) -> None:
         """Read one line."""
@@ -105,10 +103,8 @@ class LineReader:
             if self._trainer_logged and "loss" not in self._found:
                 self._found.pop("step", None)  # of the last bar; the one that follows has the step of this loss
             self._keep(**found)
-        elif match := _BAR.match(text):
-            self._bar(match, lightning="v_num=" in text)
-        elif match := _RICH.match(text):
-            self._bar(match, lightning=True)
+        elif match := _BAR.match(text) or _RICH.match(text):
+            self._bar(match)
         elif match := _NANOGPT_EVAL.match(text):  # its train loss is an estimate of the evaluation
             self._keep(step=int(match[1]), eval_loss=float(match[2]))
         elif (match := _STEP.search(text)) and (losses := _losses(text)):
@@ -119,7 +115,7 @@ class LineReader:
         step = self._lines.add(done, total, number) if "loss" in losses else self._lines.before + done
         self._keep(step=step, **({} if number is None else {"epoch": float(number)}), **losses)
 
-    def _bar(self, match: re.Match[str], *, lightning: bool) -> None:
+    def _bar(self, match: re.Match[str]) -> None:
         label, done, total = match["label"] or "", int(match["done"]), int(match["total"])
         if not total or done > total or _HELD_OUT_BAR.search(label):
             return
@@ -127,23 +123,14 @@ class LineReader:
         if not label and self._trainer_logged:
             self._trainer_total, self._trainer_logged = total, False
         if epoch := _EPOCH.match(label):
-            step = self._step_of_epoch(int(epoch[1]), int(epoch[2] or 0), done, total, lightning=lightning)
-            self._keep(epoch=float(epoch[1]), **({} if step is None else {"step": step}), **loss)
+            number = int(epoch[1])
+            self._from_zero = self._from_zero or number == 0 or "v_num" in match["rest"]
+            self._keep(epoch=float(number), step=(number - (not self._from_zero)) * total + done, **loss)
         elif not label and total == self._trainer_total:
             self._keep(step=done, total=total, **loss)
         elif loss:
             step = self._bars.add(done, total, None)
             self._keep(step=step, **({} if self._bars.before else {"total": total}), **loss)
-
-    def _step_of_epoch(self, number: int, last: int, done: int, total: int, *, lightning: bool) -> int | None:
-        """Return the step over all epochs. Lightning counts epochs from 0, and in a file shows only the bar of the last
-        one."""
-        if self._bars.epoch is None:
-            first = 0 if lightning else min(number, 1)
-            self._bars.before = (number - first) * total
-            self._unknown_start = not lightning and 1 < number != last
-        step = self._bars.add(done, total, number, each_epoch=True)
-        return None if self._unknown_start else step
 
     def _keep(self, **values: Any) -> None:
         """Add values to the current record. It ends with a second loss, or with another step than that of its loss."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,15 +50,6 @@ def wait_channel(pid: int) -> str:
 def kernel_stack(pid: int) -> list[str]:
     """Return a process's kernel stack, if this user may read it (usually only root)."""
     return [line.strip()[:120] for line in _read(f"/proc/{pid}/stack").splitlines()[:16]]
-
-
-def threads_and_memory(pid: int) -> tuple[int | None, int | None]:
-    """Return a process's threads and its resident memory in bytes."""
-    try:
-        process = psutil.Process(pid)
-        return process.num_threads(), process.memory_info().rss
-    except psutil.Error:
-        return None, None
 
 
 class ProcessWork(NamedTuple):
@@ -133,14 +123,6 @@ def interfaces() -> dict[str, dict[str, Any]]:
         }
         for name, c in counters.items()
     }
-
-
-def load1() -> float | None:
-    """Return the load average of the last minute."""
-    try:
-        return os.getloadavg()[0]
-    except OSError:
-        return None
 
 
 def _read(path: str) -> str:

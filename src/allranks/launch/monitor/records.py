@@ -33,11 +33,7 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True):
     wait_channel: str = ""
     kernel_stack: list[str] = []
     cpu_share: float | None = None  # of one core, during the examination
-    threads: int | None = None
-    memory_bytes: int | None = None
     stack: list[StackFrame] = []
-    stack_by: str = ""
-    no_stack: str = ""
     calls: list[CollectiveCall] = []
     no_calls: str = ""
 
@@ -86,7 +82,7 @@ class HangAlarm(msgspec.Struct, frozen=True, kw_only=True):
 class StalledRank(msgspec.Struct, frozen=True, kw_only=True):
     """A stalled rank: why it was named, and where it is."""
 
-    rank: int | None
+    rank: int
     host: str
     why: str
     where: str
