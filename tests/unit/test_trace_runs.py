@@ -167,12 +167,6 @@ def test_clock_bases_of_different_hosts_are_taken_off(tmp_path: Path) -> None:
         assert (0.0 - r.zero_us) / 1e6 == pytest.approx(r.steps[0].start_s, abs=1e-9)
 
 
-def test_windows_of_different_times_are_said(tmp_path: Path) -> None:
-    report = run(tmp_path, [step(1, 0, 100), kernel("a", 10, 20)], [step(9, 0, 100), kernel("a", 10, 20)])
-    (text,) = told(report, "steps_differ")
-    assert "rank 0: 1 to 1; rank 1: 9 to 9" in text
-
-
 @pytest.mark.parametrize(("name", "paired"), [("all_gather", 2), ("_allgather_base", 0), ("_reduce_scatter_base", 0)])
 def test_only_a_call_that_accepts_uneven_sizes_is_paired_in_spite_of_them(
     tmp_path: Path, name: str, paired: int

@@ -18,12 +18,10 @@ from allranks.analysis.trace.tables import (
     BLANK,
     Cell,
     Line,
-    Rule,
     Table,
     comparison_blocks,
     report_blocks,
     short_name,
-    short_names,
     text_lines,
 )
 from tests.conftest import shared
@@ -32,9 +30,9 @@ from tests.tracegen import Scenario, generate
 
 def test_columns_are_aligned_and_cells_may_have_several_lines() -> None:
     table = Table("a title", ("name", "n"), [("x", "1,\n22"), (Cell("long\x1b[31m", "red"), "3")])
-    lines = list(text_lines([BLANK, table, Rule(), Line((("one two three", "dim"),), wrap=True)], 9))
+    lines = list(text_lines([BLANK, table, Line((("one two three", "dim"),), wrap=True)], 9))
     plain = [click.unstyle(line) for line in lines]
-    assert plain == ["", "a title", "name   n", "x     1,", "      22", "long   3", "─" * 9, "one two", "three"]
+    assert plain == ["", "a title", "name   n", "x     1,", "      22", "long   3", "one two", "three"]
     assert lines[1].startswith("\x1b[1m") and "\x1b[31mlong" in lines[5] and lines[5].count("\x1b[31m") == 1
 
 
@@ -48,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("width", [80, 100, 131])
 def test_usual_reports_fit_the_terminal(folder: Path, width: int) -> None:
     reports = analyse([folder], workers=1)
-    blocks = [*report_blocks(reports[0], width), Rule(), *comparison_blocks(compare_last(reports, reports), width)]
+    blocks = [*report_blocks(reports[0], width), *comparison_blocks(compare_last(reports, reports), width)]
     assert max(len(click.unstyle(line)) for line in text_lines(blocks, width)) <= width
 
 
@@ -74,8 +72,6 @@ ADD = (
     "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, at::detail::Array<char*, 3> "
     ">(int, at::native::CUDAFunctor_add<float>)"
 )
-RELU = ADD.replace("CUDAFunctor_add", "BinaryFunctor")
-FILL = ADD.replace("CUDAFunctor_add", "FillFunctor")
 
 
 def test_what_tells_nothing_goes_first() -> None:
@@ -87,14 +83,6 @@ def test_what_tells_nothing_goes_first() -> None:
     assert short_name("split_embedding_backward_codegen_exact_warp", 20) == "split_embeddi…t_warp"
 
 
-@pytest.mark.parametrize("width", [20, 25, 34, 60])
-def test_names_that_differ_in_their_middle_stay_apart(width: int) -> None:
-    found = short_names([ADD, RELU, FILL, "gemm"], width)
-    assert len(set(found)) == 4 and max(map(len, found)) <= width and found[3] == "gemm"
-    assert [any(part in text for text in found) for part in ("CUDAF", "Binar", "FillF")] == [True] * 3
-
-
-@given(st.lists(st.text("ab:<>(), _", min_size=1, max_size=60), max_size=8), st.integers(20, 60))
-def test_any_names_fit_and_none_is_lost(names: list[str], width: int) -> None:
-    found = short_names(names, width)
-    assert len(found) == len(names) and all(len(text) <= width for text in found)
+@given(st.text("ab:<>(), _", min_size=1, max_size=60), st.integers(20, 60))
+def test_any_name_fits(name: str, width: int) -> None:
+    assert len(short_name(name, width)) <= width

@@ -114,11 +114,11 @@ def _show(reports: list[TraceReport], comparison: Comparison | None, written: li
 def _blocks(
     reports: list[TraceReport], comparison: Comparison | None, written: list[Path], width: int
 ) -> Iterator[Block]:
-    from allranks.analysis.trace.tables import BLANK, Line, Rule, comparison_blocks, report_blocks
+    from allranks.analysis.trace.tables import BLANK, Line, comparison_blocks, report_blocks
 
     for number, report in enumerate(reports):
         if number:
-            yield Rule()
+            yield Line((("\u2500" * width, ""),))
         yield from report_blocks(report, width)
     if comparison is not None:
         yield from comparison_blocks(comparison, width)

@@ -239,4 +239,4 @@ def _seconds(part: Breakdown, steps: int) -> Json:
 
 def peak_new_bytes(found: RankResult) -> int:
     """Return the maximum number of bytes that were allocated on the host during the trace and not yet freed."""
-    return found.memory["cpu"][0] if "cpu" in found.memory else 0
+    return max((m.peak_bytes for m in found.memory if m.device == "cpu"), default=0)

@@ -44,13 +44,9 @@ def analyse(
         unread += [r for _, r in mine if isinstance(r, UnreadableTrace) and report is None]
     if not reports:
         raise RequestError(_none_read(paths, sets, unread))
-    problems += [Problem(severity="warning", kind=u.kind, message=u.message, file=u.path) for u in unread]
-    return [_with(reports[0], problems), *reports[1:]]
-
-
-def _with(report: TraceReport, problems: list[Problem]) -> TraceReport:
-    """Add problems that belong to no report to the first one: files that could not be read as traces of another run."""
-    return structs.replace(report, problems=(*report.problems, *problems))
+    problems += [Problem("warning", u.kind, u.message, u.path) for u in unread]
+    # problems that belong to no report: files that could not be read as traces of another run
+    return [structs.replace(reports[0], problems=(*reports[0].problems, *problems)), *reports[1:]]
 
 
 def read_traces(files: Sequence[Path], workers: int | None = None) -> dict[Path, Result]:

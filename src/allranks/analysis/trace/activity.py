@@ -15,6 +15,7 @@ from allranks.analysis.trace.events import (
     ThreadOperators,
 )
 from allranks.analysis.trace.intervals import Span, merge, subtract
+from allranks.analysis.trace.records import MemoryReport
 from allranks.analysis.trace.steps import BusySpans
 
 KIND_NAMES = {COMPUTE: "compute", COMM: "comm", COPY: "copy"}
@@ -127,33 +128,24 @@ def _self_times(operators: ThreadOperators) -> list[float]:
     return own
 
 
-def memory_timeline(
-    events: RankEvents, limit: int = 400
-) -> dict[str, tuple[int, int, int | None, int, list[tuple[float, int]]]]:
-    """Return by device: (peak, last, peak reserved, events, points thinned without losing peaks)."""
-    out = {}
-    for (kind, number), rows in events.memory.items():
+MEMORY_POINTS = 400
+
+
+def memory_timeline(events: RankEvents) -> list[MemoryReport]:
+    """Return the memory of each device; the points, in the trace's microseconds, are the highest of equal parts."""
+    out = []
+    for (kind, number), rows in sorted(events.memory.items()):
         rows.sort(key=lambda r: r[0])
-        allocated = [r[1] for r in rows]
-        reserved = max(r[2] for r in rows)
-        device = "cpu" if kind == 0 else f"gpu:{max(number, 0)}"
-        out[device] = (max(allocated), allocated[-1], reserved or None, len(rows), _downsample_points(rows, limit))
+        each = -(-len(rows) // MEMORY_POINTS)
+        parts = (rows[at : at + each] for at in range(0, len(rows), each))
+        out.append(
+            MemoryReport(
+                device="cpu" if kind == 0 else f"gpu:{max(number, 0)}",
+                peak_bytes=max(r[1] for r in rows),
+                last_bytes=rows[-1][1],
+                peak_reserved_bytes=max(r[2] for r in rows) or None,
+                n_events=len(rows),
+                points=tuple(max(part, key=lambda r: r[1])[:2] for part in parts),
+            )
+        )
     return out
-
-
-def _downsample_points(rows: list[tuple[float, int, int]], limit: int) -> list[tuple[float, int]]:
-    """Return the highest and the last point of each of some hundred equal intervals of events."""
-    if len(rows) <= limit:
-        return [(t, n) for t, n, _ in rows]
-    width = -(-len(rows) * 2 // limit)
-    points = []
-    for at in range(0, len(rows), width):
-        part = rows[at : at + width]
-        high = max(range(len(part)), key=lambda i: part[i][1])
-        points.append(part[high][:2])
-        if high != len(part) - 1:
-            points.append(part[-1][:2])
-    return points
-
-
-# (start, end, name, thread)

@@ -31,13 +31,11 @@ from allranks.analysis.trace.records import (
     PHASES,
     CollectiveRow,
     LaunchRow,
-    MemoryReport,
     Pairing,
     PairReport,
     PhaseRow,
     Problem,
     RankReport,
-    Severity,
     StepReport,
     StragglerRow,
     TopRow,
@@ -201,27 +199,19 @@ def straggler_rows(pairs: Iterable[CollectivePair], ranks: Mapping[int, RankResu
     return tuple(sorted(rows, key=lambda row: -row.caused_wait_s))
 
 
-def _warning(kind: str, message: str, severity: Severity = "warning") -> Problem:
-    return Problem(severity=severity, kind=kind, message=message)
-
-
 def file_problems(rank: int, result: RankResult) -> list[Problem]:
     """Return the problems with the trace of one rank."""
-    found = []
+    found = list(result.remarks)
+    if result.skipped:
+        text = f"has {result.skipped} events that could not be parsed completely; the other parts are used"
+        found.insert(0, ("warning", "damaged_events", text))
     if result.damage:
         text = (
             f"is truncated or damaged: {result.damage}. The figures use the {result.n_events} events before that "
             "position"
         )
-        found.append(_warning("truncated", text))
-    if result.skipped:
-        text = f"has {result.skipped} events that could not be parsed completely; the other parts are used"
-        found.append(_warning("damaged_events", text))
-    found += [_warning(kind, text, severity) for severity, kind, text in result.remarks]
-    if result.world_size is None and result.collectives:
-        text = "has no world size (distributedInfo); missing ranks cannot be detected"
-        found.append(_warning("no_metadata", text, "note"))
-    return [structs.replace(p, file=result.path, rank=rank) for p in found]
+        found.insert(0, ("warning", "truncated", text))
+    return [Problem(severity, kind, text, result.path, rank) for severity, kind, text in found]
 
 
 def report_problems(
@@ -230,31 +220,17 @@ def report_problems(
     """Yield what limits the figures of all ranks together."""
     alone = [r for r, c in clocks.items() if not c.pairs]
     if len(ranks) > 1 and alone:
-        names = ", ".join(str(r) for r in alone[:8])
-        text = (
-            f"the clocks of ranks {names} could not be aligned: no collective in common; their times use their own "
-            "clocks"
-        )
-        yield _warning("not_aligned", text)
-    steps = [{s.number for s in r.steps} for r in ranks.values()]
-    if len(ranks) > 1 and all(steps) and not set.intersection(*steps):
-        names = "; ".join(
-            f"rank {r}: {x.steps[0].number} to {x.steps[-1].number}" for r, x in sorted(ranks.items())[:8]
-        )
-        text = f"no step is in the traces of all ranks ({names}); the windows may be from different times"
-        yield _warning("steps_differ", text)
+        text = f"the clocks of ranks {format_list(alone, 8)} could not be aligned: no collective in common"
+        yield Problem("warning", "not_aligned", text)
     if missing:
         text = (
             f"{len(ranks)} of {world} ranks were read; missing: {format_list(missing, 8)}. "
             "If a missing rank arrived last, waiting time is counted as transfer"
         )
-        yield _warning("missing_ranks", text, "warning" if len(ranks) > 1 else "note")
+        yield Problem("warning" if len(ranks) > 1 else "note", "missing_ranks", text)
     if without := sum(c.bytes is None for r in ranks.values() for c in r.collectives):
-        text = (
-            f"{without} collectives have no size and are not in bytes and bandwidths (use record_shapes=True or a "
-            "newer PyTorch)"
-        )
-        yield _warning("no_sizes", text, "note")
+        text = f"{without} collectives have no size and are not in bytes and bandwidths (use record_shapes=True)"
+        yield Problem("note", "no_sizes", text)
 
 
 def rank_report(rank: int, result: RankResult, clock: RankClock, zero: float, trimmed: bool) -> RankReport:
@@ -295,17 +271,7 @@ def rank_report(rank: int, result: RankResult, clock: RankClock, zero: float, tr
         total=result.total,
         steps=steps,
         phases=_sum_phases(result.phases),
-        memory=tuple(
-            MemoryReport(
-                device=device,
-                peak_bytes=peak,
-                last_bytes=last,
-                peak_reserved_bytes=reserved,
-                n_events=n,
-                points=tuple((at(t), size) for t, size in points),
-            )
-            for device, (peak, last, reserved, n, points) in sorted(result.memory.items())
-        ),
+        memory=tuple(structs.replace(m, points=tuple((at(t), size) for t, size in m.points)) for m in result.memory),
     )
 
 
@@ -366,9 +332,7 @@ def build_report(found: TraceSet, results: Sequence[tuple[int, RankResult | Unre
     ranks: dict[int, RankResult] = {}
     for rank, result in results:
         if isinstance(result, UnreadableTrace):
-            problems.append(
-                Problem(severity="error", kind=result.kind, message=result.message, file=result.path, rank=rank)
-            )
+            problems.append(Problem("error", result.kind, result.message, result.path, rank))
         else:
             ranks[rank] = result
             problems += file_problems(rank, result)
@@ -383,7 +347,7 @@ def build_report(found: TraceSet, results: Sequence[tuple[int, RankResult | Unre
             f"the ranks' profilers started up to {startup.skew_s * 1e3:.3f} ms apart; step times start after "
             f"{startup.until}"
         )
-        problems.append(_warning("startup_skew", text, "note"))
+        problems.append(Problem("note", "startup_skew", text))
     world = max((r.world_size for r in ranks.values() if r.world_size), default=found.world)
     missing = tuple(r for r in range(world) if r not in ranks) if world else ()
     problems += report_problems(ranks, clocks, missing, world)

@@ -168,7 +168,7 @@ def _count_problem(first: Collective, counts: dict[int, int]) -> Problem:
     usual = Counter(counts.values()).most_common(1)[0][0]
     odd = ", ".join(f"rank {r} has {n}" for r, n in sorted(counts.items()) if n != usual)
     text = f"{_order_name(first)}: {odd}, the others have {usual}; some may be matched wrongly"
-    return Problem(severity="warning", kind="missing_collective", message=text)
+    return Problem("warning", "missing_collective", text)
 
 
 def _order_name(c: Collective) -> str:

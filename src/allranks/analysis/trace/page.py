@@ -188,7 +188,7 @@ def verdict(report: TraceReport) -> str:
 
 
 def _sections(report: TraceReport) -> list[Section]:
-    parts = {name: page_tables(blocks) for name, blocks in report_parts(report, NAME_WIDTH, page=True).items()}
+    parts = {name: page_tables(blocks) for name, blocks in report_parts(report, NAME_WIDTH).items()}
     shares = "Compute, exposed communication, copies and idle are shares of a rank's time; their sum is 100 %."
     sums = (
         "Counts and times are totals of all ranks. Bandwidth is bytes over transfer time, or over the whole duration "

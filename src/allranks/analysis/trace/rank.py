@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,12 @@ from allranks.analysis.trace.chrome_trace import (
     TraceMetadata,
     TraceStream,
     distributed_info,
-    parse_rank,
     parse_world_size,
 )
 from allranks.analysis.trace.collectives import Collective, find_collectives
 from allranks.analysis.trace.events import RankEvents, as_int
 from allranks.analysis.trace.intervals import Span, clip, total_length
-from allranks.analysis.trace.records import Breakdown, PhaseRow, Severity
+from allranks.analysis.trace.records import Breakdown, MemoryReport, PhaseRow, Severity
 from allranks.analysis.trace.steps import (
     SECONDS_PER_US,
     BusySpans,
@@ -48,21 +46,16 @@ from allranks.utils.workers import map_in_processes
 Remark = tuple[Severity, str, str]  # (severity, kind, message)
 
 
-def find_remarks(
-    events: RankEvents, steps: list[TraceStep], collectives: list[Collective], waits: Sequence[object], busy: BusySpans
-) -> list[Remark]:
-    """Return remarks. ``waits``: spans in which communication blocked a host thread; ``steps``: after adding device
-    work."""
+def find_remarks(events: RankEvents, steps: list[TraceStep], busy: BusySpans) -> list[Remark]:
+    """Return what limits the figures of this rank. ``steps``: after adding device work."""
     out: list[Remark] = []
     if not steps:
         out.append(("warning", "no_steps", "has no ProfilerStep marks; the complete trace is used as one window"))
-    if collectives and not events.comm_kernels and not any(c.name.startswith("gloo:") for c in events.host_comms):
-        text = "contains communication only as host calls; its times are those of the calls"
-        out.append(("warning", "calls_only", text))
-    if events.host_comms and not collectives and not waits:
+    calls = events.host_comms
+    if calls and not events.comm_kernels and not any(c.name.startswith("gloo:") for c in calls):
         text = (
-            f"calls communication {len(events.host_comms)} times ({events.host_comms[0].name}), but has neither "
-            "kernels nor sizes, so figures of communication are missing"
+            f"contains communication only as {len(calls)} host calls ({calls[0].name}); its times, if there are any, are "
+            "those of the calls"
         )
         out.append(("warning", "calls_only", text))
     return out + (_work_outside_steps(busy, steps) if steps else [])
@@ -92,10 +85,8 @@ class RankResult(Struct):
     path: str
     file_bytes: int
     n_events: int
-    rank: int | None  # from the trace
     world_size: int | None
     backend: str | None
-    host: str | None
     device: str
     device_name: str | None
     base_ns: int
@@ -111,7 +102,7 @@ class RankResult(Struct):
     collectives: list[Collective]
     kernels: TimeTotals
     operators: TimeTotals
-    memory: dict[str, tuple[int, int, int | None, int, list[tuple[float, int]]]]
+    memory: list[MemoryReport]
     remarks: list[Remark] = field(default_factory=list)
 
 
@@ -169,10 +160,8 @@ def _analyse(path: Path, stream: TraceStream, events: RankEvents) -> RankResult:
         path=str(path),
         file_bytes=path.stat().st_size,
         n_events=events.count,
-        rank=parse_rank(info.get("rank")),
         world_size=world,
         backend=info.get("backend") if isinstance(info.get("backend"), str) else None,
-        host=stream.head.host if isinstance(stream.head.host, str) else None,
         device="gpu" if on_device else "cpu",
         device_name=_device_name(stream.head),
         base_ns=as_int(stream.head.base_ns) or 0,
@@ -191,7 +180,7 @@ def _analyse(path: Path, stream: TraceStream, events: RankEvents) -> RankResult:
         memory=memory_timeline(events),
         remarks=[
             *(("note", "empty_step", text) for text in empty),
-            *find_remarks(events, steps, collectives, waits, busy),
+            *find_remarks(events, steps, busy),
         ],
     )
 

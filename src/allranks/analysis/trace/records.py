@@ -27,7 +27,7 @@ class Problem(Record, frozen=True):
     """A limitation of the figures; `error`: a file was not read, `note`: how a figure was computed."""
 
     severity: Severity
-    # one of: unreadable, truncated, damaged_events, not_a_trace, no_rank, duplicate_rank, missing_ranks, no_steps, ...
+    # one of: unreadable, truncated, damaged_events, not_a_trace, no_rank, missing_ranks, no_steps, ...
     kind: str
     message: str
     file: str | None = None
@@ -85,7 +85,7 @@ class MemoryReport(Record, frozen=True):
     last_bytes: int
     peak_reserved_bytes: int | None
     n_events: int
-    points: tuple[tuple[float, int], ...]  # (time_s, allocated bytes), thinned to a few hundred, with all peaks
+    points: tuple[tuple[float, int], ...]  # (time_s, allocated bytes), thinned to a few hundred, with the peak
 
 
 class TopRow(Record, frozen=True):

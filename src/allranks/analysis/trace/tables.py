@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, zip_longest
-from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -31,7 +30,6 @@ WIDE_COLUMNS = 100
 SHOWN_RANKS = 32
 SHOWN_STEPS = 12
 SHOWN_ROWS = 10
-PAGE_FACTOR = 2  # rows of a table on a page for each one in a terminal
 _LIBRARY_NAMESPACES = re.compile(
     r"\b(?:at::native|at::cuda|at::detail|c10|cutlass|cub|cudnn::ops|cudnn|thrust)::|\(anonymous namespace\)::"
 )
@@ -42,10 +40,6 @@ class Line(Struct, frozen=True):
 
     parts: tuple[tuple[str, str], ...] = ()
     wrap: bool = False
-
-
-class Rule(Struct, frozen=True):
-    """A horizontal line across the terminal."""
 
 
 class Cell(Struct, frozen=True):
@@ -65,7 +59,7 @@ class Table(Struct, frozen=True):
     title_style: str = "bold"
 
 
-Block = Line | Rule | Table
+Block = Line | Table
 BLANK = Line()
 
 
@@ -77,16 +71,16 @@ def report_blocks(report: TraceReport, width: int) -> Iterator[Block]:
     yield from _problems(report)
 
 
-def report_parts(report: TraceReport, width: int, *, page: bool = False) -> dict[str, Iterator[Block]]:
-    """Return the tables by part of the report. A `page` has more rows and columns than a terminal."""
+def report_parts(report: TraceReport, width: int) -> dict[str, Iterator[Block]]:
+    """Return the tables by part of the report."""
     return {
-        "time": chain(_breakdown(report, page=page), _steps(report)),
+        "time": chain(_breakdown(report), _steps(report)),
         "phases": _phases(report),
-        "collectives": _collectives(report, page=page),
-        "stragglers": _stragglers(report, page=page),
+        "collectives": _collectives(report),
+        "stragglers": _stragglers(report),
         "tops": chain(
-            _tops("Kernels", report.top_kernels, width, page=page),
-            _tops("Operators, self time on the host", report.top_operators, width, page=page),
+            _tops("Kernels", report.top_kernels, width),
+            _tops("Operators, self time on the host", report.top_operators, width),
         ),
         "memory": _memory(report),
     }
@@ -110,10 +104,6 @@ def _table(title: str, found: Iterable[Any], columns: Columns, left: int = 1) ->
     return Table(title, tuple(columns), [tuple(show(record) for show in columns.values()) for record in found], left)
 
 
-def _some(found: Sequence[Any], count: int, page: bool) -> Sequence[Any]:
-    return found[: count * (PAGE_FACTOR if page else 1)]
-
-
 def _parts(of: Callable[[Any], Breakdown]) -> Columns:
     """Return the columns of the parts of a span of time."""
     return {
@@ -126,21 +116,17 @@ def _parts(of: Callable[[Any], Breakdown]) -> Columns:
     }
 
 
-def _breakdown(report: TraceReport, *, page: bool = False) -> Iterator[Block]:
-    shown = _some(report.ranks, SHOWN_RANKS, page)
+def _breakdown(report: TraceReport) -> Iterator[Block]:
     columns: Columns = {
         "rank": lambda r: str(r.rank),
         "time": lambda r: format_seconds(r.total.span_s),
         "steps": lambda r: str(len(r.steps)) if r.steps else "none",
         **_parts(lambda r: r.total),
     }
-    if page:
-        columns["clock ahead"] = lambda r: format_seconds(r.clock_offset_s) if r.clock_pairs else "-"
     yield BLANK
-    yield _table("Time by rank", shown, columns)
-    if len(report.ranks) > len(shown):
-        text = f"and {len(report.ranks) - len(shown)} more ranks (--json has all)"
-        yield Line(((text, ""),), wrap=True)
+    yield _table("Time by rank", report.ranks[:SHOWN_RANKS], columns)
+    if len(report.ranks) > SHOWN_RANKS:
+        yield Line(((f"and {len(report.ranks) - SHOWN_RANKS} more ranks (--json has all)", ""),))
 
 
 def _steps(report: TraceReport) -> Iterator[Block]:
@@ -173,21 +159,19 @@ def _phases(report: TraceReport) -> Iterator[Block]:
     yield _table(f"Phases, mean of {n} rank{'s' if n > 1 else ''}", [r for r in found if any(r[1:])], columns)
 
 
-def _collectives(report: TraceReport, *, page: bool = False) -> Iterator[Block]:
+def _collectives(report: TraceReport) -> Iterator[Block]:
     if not report.collectives:
         return
     rows: list[CollectiveRow] = []
     for row in report.collectives:
         parts = [r for r in report.sizes if r.kind == row.kind]
         rows += [row, *(parts if len(parts) > 1 else [])]
-    longest: Columns = {"longest": lambda r: format_seconds(r.max_s)}
     columns: Columns = {
         "kind and size": lambda r: r.kind if r.size_bucket is None else f"  {r.size_bucket}",
         "ranks": lambda r: str(r.group_size) if r.group_size else "-",
         "count": lambda r: str(r.count),
         "each": lambda r: r.sizes_text.replace(", ", ",\n").replace(" to ", " to\n"),
         "mean": lambda r: format_seconds(r.mean_s),
-        **(longest if page else {}),
         "waiting": lambda r: format_percent_of(r.wait_s or 0, r.total_s) if r.wait_s is not None else "-",
         "alg GB/s": lambda r: format_bandwidth(r.algbw_bytes_s),
         "bus GB/s": lambda r: format_bandwidth(r.busbw_bytes_s),
@@ -196,8 +180,7 @@ def _collectives(report: TraceReport, *, page: bool = False) -> Iterator[Block]:
     yield _table("Collectives, all ranks", rows, columns)
     p = report.pairing
     if p.paired:
-        how = f"{p.by_sequence} by sequence number, {p.by_order} by order"
-        text = f"{p.paired} paired across ranks ({how}); {p.unpaired} not paired."
+        text = f"{p.paired} paired across ranks ({p.by_sequence} by sequence number); {p.unpaired} not paired."
         yield Line(((text, "dim"),))
     yield from _launches(report)
 
@@ -216,7 +199,7 @@ def _launches(report: TraceReport) -> Iterator[Block]:
     yield _table("Launch location of collectives, per rank and step", found.items(), columns, left=2)
 
 
-def _stragglers(report: TraceReport, *, page: bool = False) -> Iterator[Block]:
+def _stragglers(report: TraceReport) -> Iterator[Block]:
     found = [r for r in report.stragglers if r.pairs]
     if len(found) < 2:
         return
@@ -230,7 +213,7 @@ def _stragglers(report: TraceReport, *, page: bool = False) -> Iterator[Block]:
         "own wait": lambda r: format_seconds(r.wait_s),
     }
     yield BLANK
-    yield _table("Last ranks in collectives", _some(found, SHOWN_ROWS, page), columns)
+    yield _table("Last ranks in collectives", found[:SHOWN_ROWS], columns)
     worst = longest_wait(report)
     if worst is not None:
         what = f"{worst.kind} ({worst.key})" if worst.kind not in worst.key else worst.key
@@ -238,17 +221,6 @@ def _stragglers(report: TraceReport, *, page: bool = False) -> Iterator[Block]:
             f"Longest: rank {worst.last_rank} reached {what} {format_seconds(max(worst.wait_s))} after the first rank."
         )
         yield Line(((text, "dim"),))
-    if page:
-        waits = [p for p in report.pairing.longest[:SHOWN_ROWS] if max(p.wait_s) > 0]
-        columns = {
-            "kind": lambda p: p.kind,
-            "which": lambda p: p.key,
-            "bytes": lambda p: format_bytes(p.bytes, digits=4),
-            "last rank": lambda p: f"rank {p.last_rank}",
-            "longest wait": lambda p: format_seconds(max(p.wait_s)),
-            "transfer": lambda p: format_seconds(p.transfer_s),
-        }
-        yield _table("Collectives with the longest waits", waits, columns, left=2)
 
 
 def longest_wait(report: TraceReport) -> PairReport | None:
@@ -260,15 +232,14 @@ def longest_wait(report: TraceReport) -> PairReport | None:
     return worst if worst is not None and max(worst.wait_s) > 0 else None
 
 
-def _tops(title: str, found: Sequence[TopRow], width: int, *, page: bool = False) -> Iterator[Block]:
+def _tops(title: str, found: Sequence[TopRow], width: int) -> Iterator[Block]:
     if not found:
         return
     # a name of a few letters is useless: in narrow terminals the mean (sum by count) is omitted
     mean: Columns = {"mean": lambda r: format_seconds(r.mean_s)} if width >= WIDE_COLUMNS else {}
-    shown = _some(found, SHOWN_ROWS, page)
-    names = iter(short_names([r.name for r in shown], max(width - (55 if mean else 45), 20)))
+    name_width = max(width - (55 if mean else 45), 20)
     columns: Columns = {
-        "name": lambda _: next(names),
+        "name": lambda r: short_name(r.name, name_width),
         "kind": lambda r: r.kind,
         "count": lambda r: str(r.count),
         "sum": lambda r: format_seconds(r.total_s),
@@ -277,7 +248,7 @@ def _tops(title: str, found: Sequence[TopRow], width: int, *, page: bool = False
         "longest": lambda r: format_seconds(r.max_s),
     }
     yield BLANK
-    yield _table(title, shown, columns, left=2)
+    yield _table(title, found[:SHOWN_ROWS], columns, left=2)
 
 
 def _memory(report: TraceReport) -> Iterator[Block]:
@@ -321,9 +292,8 @@ def comparison_blocks(comparison: Comparison, width: int) -> Iterator[Block]:
 
 
 def _comparison_table(title: str, found: Sequence[DiffRow], width: int) -> Table:
-    names = iter(short_names([r.name for r in found], max(width - 40, 20)))
     columns: Columns = {
-        "": lambda _: next(names),
+        "": lambda r: short_name(r.name, max(width - 40, 20)),
         "this": lambda r: format_figure(r.a, r.unit),
         "other": lambda r: format_figure(r.b, r.unit),
         "ratio": _ratio,
@@ -366,23 +336,6 @@ def short_name(name: str, width: int) -> str:
     return f"{name[: width - 1 - end]}…{name[len(name) - end :]}"
 
 
-def short_names(names: Sequence[str], width: int) -> list[str]:
-    """Apply `short_name` to each name. Of names that would be equal, the different part is shown."""
-    plain = [_strip_signature(name, width) for name in names]
-    alike: dict[str, list[str]] = {}
-    for name, own in zip(names, plain, strict=True):
-        alike.setdefault(short_name(name, width), []).append(own)
-    starts = {text: len(commonprefix(group)) for text, group in alike.items()}  # noqa: RUF071 - characters are meant
-    head = width // 3
-    shown = []
-    for name, own in zip(names, plain, strict=True):
-        text = short_name(name, width)
-        if len(set(alike[text])) > 1:
-            text = f"{own[:head]}…{own[max(starts[text] - 2, head) :]}"[:width]
-        shown.append(text)
-    return shown
-
-
 def _strip_signature(name: str, width: int) -> str:
     """Remove `void`, the list of parameters and library namespaces from a name, as far as needed."""
     for drop in (lambda n: n.removeprefix("void "), _without_parameters, lambda n: _LIBRARY_NAMESPACES.sub("", n)):
@@ -413,8 +366,6 @@ def text_lines(blocks: Iterable[Block], width: int) -> Iterator[str]:
     for block in blocks:
         if isinstance(block, Table):
             yield from _table_lines(block)
-        elif isinstance(block, Rule):
-            yield "\u2500" * width
         elif block.wrap:
             for text, style in block.parts:
                 yield from (_styled(line, style) for line in wrapped(text, width).split("\n"))
