@@ -23,7 +23,6 @@ from allranks.analysis.report.figures import (
     line,
     marked_area,
     scale,
-    smoothed,
     step_layout,
 )
 from allranks.analysis.report.run_data import RunData, StepRecord
@@ -32,7 +31,6 @@ from allranks.analysis.report.step_charts import (
     rank_time_chart,
     score_chart,
     step_shapes,
-    step_time_chart,
     throughput_chart,
 )
 from allranks.utils.text import as_dicts, finite_float, format_bytes
@@ -64,14 +62,7 @@ def memory_chart(data: RunData) -> Chart | None:
 def _memory_traces(ranks: dict[int, list[StepRecord]], divisor: float) -> list[Figure]:
     if len(ranks) <= MAX_LINES:
         return [
-            line(
-                f"rank {r}",
-                [float(s.step) for s in steps],
-                scale([s.memory for s in steps], divisor),
-                colour(i),
-                width=1.5,
-                mode="lines",
-            )
+            curve(f"rank {r}", [float(s.step) for s in steps], scale([s.memory for s in steps], divisor), colour(i))
             for i, (r, steps) in enumerate(ranks.items())
         ]
     rows = common_steps(ranks)
@@ -108,7 +99,6 @@ def _peak_trace(ranks: dict[int, list[StepRecord]], divisor: float) -> list[Figu
 Rows = list[dict[str, Any]]
 Read = Callable[[dict[str, Any]], Value]
 HEIGHT = 230
-SMOOTH_ABOVE = 600
 UNITS = (("hours", 3600), ("minutes", 60))
 DASHES = ("solid", "dot", "dash")
 
@@ -215,7 +205,7 @@ def _lines_of(hosts: Hosts, keys: Keys, divisor: float) -> list[Figure]:
         for j, (name, key) in enumerate(keys):
             ys = scale([finite_float(row.get(key)) for row in rows], divisor)
             paint, dash = (colour(j), "solid") if single else (colour(i), DASHES[j])
-            traces += curve(name if single else f"{host} {name}", xs, ys, paint, faint=single, dash=dash)
+            traces.append(curve(name if single else f"{host} {name}", xs, ys, paint, dash))
     return traces
 
 
@@ -264,11 +254,7 @@ def _draw(lines: Lines, divisor: float, what: str) -> list[Figure]:
     """Return one line each, or an area from lowest to highest if there are too many lines."""
     known = {name: line_ for name, line_ in lines.items() if any(v is not None for v in line_[1])}
     if len(known) <= MAX_LINES:
-        return [
-            trace
-            for i, (name, (xs, ys)) in enumerate(known.items())
-            for trace in curve(name, xs, scale(ys, divisor), colour(i), faint=len(known) <= 3)
-        ]
+        return [curve(name, xs, scale(ys, divisor), colour(i)) for i, (name, (xs, ys)) in enumerate(known.items())]
     # hosts sample at different times: round to seconds
     table: dict[int, list[Value]] = {}
     for xs, ys in known.values():
@@ -278,18 +264,14 @@ def _draw(lines: Lines, divisor: float, what: str) -> list[Figure]:
     return band_traces([float(s) for s in seconds], *band([table[s] for s in seconds]), divisor, f"{len(known)} {what}")
 
 
-def curve(name: str, xs: list[float], ys: list[Value], paint: str, *, faint: bool, dash: str = "solid") -> list[Figure]:
-    """Return a measure over time; with very many samples its running mean, and the samples faint behind it."""
-    width = len(xs) // 200 if len(xs) > SMOOTH_ABOVE else None
-    style = {"width": 1.5, "mode": "lines", "dash": dash}
-    return smoothed(name, xs, ys, paint, width, faint="0.2" if faint else "", **style)
+def curve(name: str, xs: list[float], ys: list[Value], paint: str, dash: str = "solid") -> Figure:
+    """Return a measure over time."""
+    return line(name, xs, ys, paint, width=1.5, mode="lines", dash=dash)
 
 
 def _chart(id: str, title: str, note: str, traces: list[Figure], y: Figure) -> Chart | None:
     if not any(v is not None for trace in traces for v in trace["y"]):
         return None
-    if any(trace.get("hoverinfo") == "skip" for trace in traces):
-        note += " Bold lines: running means."
     figure = {"data": traces, "layout": layout(HEIGHT, "", yaxis=y)}
     return Chart(id, title, note, figure)
 
@@ -301,5 +283,5 @@ def training_charts(data: RunData) -> list[Chart]:
 
 def speed_charts(data: RunData) -> list[Chart]:
     """Return the charts of time and memory."""
-    makers = (throughput_chart, step_time_chart, rank_time_chart, memory_chart)
+    makers = (throughput_chart, rank_time_chart, memory_chart)
     return [chart for make in makers if (chart := make(data))]

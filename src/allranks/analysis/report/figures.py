@@ -126,13 +126,6 @@ class RankTime:
     rank: int
     parts: dict[str, float]
     other: float
-    mean: float
-    p90: float
-
-    @property
-    def own(self) -> float:
-        """Return the seconds of work without waiting for other ranks."""
-        return self.parts.get("data", 0.0) + self.parts.get("forward", 0.0)
 
 
 def rank_times(ranks: Ranks) -> list[RankTime]:
@@ -140,67 +133,20 @@ def rank_times(ranks: Ranks) -> list[RankTime]:
     found = []
     for rank, steps in ranks.items():
         warm, after = times(steps)
-        each = sorted(after or warm)
+        each = after or warm
         if not each:
             continue
         counted = [s for s in steps if s.step - s.count >= WARMUP_STEPS] or steps
         mean = statistics.fmean(each)
         parts = {p: _mean_part(counted, p) for p in PARTS if any(p in s.parts for s in counted)}
         other = max(mean - sum(parts.values()), 0.0) if parts else mean
-        found.append(RankTime(rank, parts, other, mean, each[min(int(0.9 * len(each)), len(each) - 1)]))
+        found.append(RankTime(rank, parts, other))
     return found
 
 
 def _mean_part(steps: list[StepRecord], part: str) -> float:
     weights = sum(s.count for s in steps if part in s.parts)
     return sum(s.parts[part] * s.count for s in steps if part in s.parts) / weights
-
-
-@dataclass(frozen=True)
-class Histogram:
-    """Counts in equal bins. Values too long for the chart are counted in `beyond`; `longest` is the longest of them."""
-
-    start: float
-    width: float
-    counts: list[int]
-    warm: list[int]
-    beyond: int
-    longest: float | None
-
-    @property
-    def edges(self) -> list[float]:
-        """Return the start of each bin."""
-        return [self.start + i * self.width for i in range(len(self.counts))]
-
-
-def histogram(warm: list[float], after: list[float]) -> Histogram | None:
-    """Return step times in bins; a few very long ones must not compress all others into one bar."""
-    ordered = sorted(after or warm)
-    if not ordered:
-        return None
-    middle, usual = ordered[len(ordered) // 2], ordered[min(int(0.95 * len(ordered)), len(ordered) - 1)]
-    limit = max(usual, middle) * 1.5
-    shown = [t for t in [*warm, *after] if t <= limit]
-    low, high = min(shown), max(shown)
-    width = round_up(max(high - low, middle * 0.02, 1e-6) / max(6, min(30, round(2 * len(shown) ** 0.5))))
-    start = math.floor(low / width) * width
-    bins = int((high - start) / width) + 1
-    beyond = [t for t in [*warm, *after] if t > limit]
-    counted, warmed = (_count([t for t in part if t <= limit], start, width, bins) for part in (after, warm))
-    return Histogram(start, width, counted, warmed, len(beyond), max(beyond, default=None))
-
-
-def round_up(value: float) -> float:
-    """Round up to the next of 1, 2, 5, 10, 20, ...: readable axis steps."""
-    unit = 10.0 ** math.floor(math.log10(value))
-    return next(n * unit for n in (1, 2, 5, 10) if n * unit >= value * 0.999)
-
-
-def _count(values: list[float], start: float, width: float, bins: int) -> list[int]:
-    counts = [0] * bins
-    for value in values:
-        counts[min(int((value - start) / width), bins - 1)] += 1
-    return counts
 
 
 def band(rows: Sequence[Sequence[Value]]) -> tuple[list[Value], list[Value], list[Value]]:

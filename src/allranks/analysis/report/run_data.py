@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,7 +166,7 @@ def versions_of(story: RankHistory) -> dict[str, str]:
 LOG_LINES = 40
 LOG_BYTES = 16_384
 MAX_SPEC_LENGTH = 100_000
-SIGTERM = -15  # how torchrun ends the ranks that have not failed
+SIGTERM = -signal.SIGTERM  # how torchrun ends the ranks that have not failed
 _RANK_FILE = re.compile(r"^rank(\d{1,9})\.jsonl$")
 
 
@@ -184,6 +185,8 @@ class RunData:
     checkpoints: dict[int, dict[str, Any]]
     log: tuple[str, str] | None
     hang: dict[str, Any] = field(default_factory=dict)
+    ends: list[dict[str, Any]] = field(default_factory=list)
+    """How ranks of all attempts failed, by the records of their agents, earliest first."""
 
     @property
     def zero(self) -> RankHistory:
@@ -211,8 +214,17 @@ class RunData:
         return asked[-1] if asked else finite_int(self.plan.get("max_steps"))
 
     def errors(self) -> list[dict[str, Any]]:
-        """Return the error events of all ranks: last attempt first, and causes before consequences."""
+        """Return the errors of all ranks: last attempt first, and causes before consequences.
+
+        A killed rank has written none; its agent's record stands for it.
+        """
         found = [e for story in self.histories.values() for e in story.of("error")]
+        known = {(finite_int(e.get("attempt")), finite_int(e.get("rank"))) for e in found}
+        for end in self.ends:
+            code = finite_int(end.get("exitcode"))
+            if code not in (None, 0, SIGTERM) and (end["attempt"], finite_int(end.get("rank"))) not in known:
+                message = "the rank was killed" if code < 0 else "the rank ended without an error message"
+                found.append({**end, "type": _exit_cause(code), "message": message})
         return sorted(
             found,
             key=lambda e: (
@@ -221,6 +233,13 @@ class RunData:
                 finite_float(e.get("time")) or 0.0,
             ),
         )
+
+
+def _exit_cause(code: int) -> str:
+    try:
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    except ValueError:
+        return f"signal {-code}"
 
 
 def read_run_data(run: RunDir) -> RunData:
@@ -237,6 +256,7 @@ def read_run_data(run: RunDir) -> RunData:
         checkpoints={step: _checkpoint(run.checkpoint(step)) for step in run.checkpoint_steps()},
         log=None,
         hang=sanitize_tree(as_dict(read_json(run.hang_report(max(run.attempts(), default=1))))),
+        ends=_ends(run),
     )
     return data if data.status != "failed" else _with_log(run, data)
 
@@ -249,6 +269,16 @@ def _histories(run: RunDir) -> dict[int, RankHistory]:
         if match:
             found[int(match.group(1))] = read_history(read_events(path))
     return dict(sorted(found.items()))
+
+
+def _ends(run: RunDir) -> list[dict[str, Any]]:
+    found = [
+        {**end, "attempt": attempt}
+        for attempt in run.attempts()
+        for path in run.logs_of(attempt).glob("*.exit.json")
+        for end in as_dicts(sanitize_tree(as_dict(read_json(path))).get("failed"))
+    ]
+    return sorted(found, key=lambda end: finite_float(end.get("time")) or 0.0)
 
 
 def _telemetry(run: RunDir) -> dict[str, list[dict[str, Any]]]:
@@ -311,13 +341,7 @@ def _rank_to_show(run: RunDir, data: RunData, attempt: int) -> int | None:
     for event in data.errors():
         if finite_int(event.get("attempt")) == attempt and event.get("echo") is not True:
             return finite_int(event.get("rank"))
-    ends = [
-        end
-        for path in run.logs_of(attempt).glob("*.exit.json")
-        for end in as_dicts(as_dict(read_json(path)).get("failed"))
-        if end.get("exitcode") != SIGTERM
-    ]
-    ends.sort(key=lambda end: finite_float(end.get("time")) or 0.0)
+    ends = [e for e in data.ends if e["attempt"] == attempt and e.get("exitcode") != SIGTERM]
     return finite_int(ends[0].get("rank")) if ends else None
 
 

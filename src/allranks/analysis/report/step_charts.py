@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
-from typing import Any
-
-from allranks.analysis.machine_load import machine_notes
-from allranks.analysis.metrics import WARMUP_STEPS, quantile
+from allranks.analysis.metrics import WARMUP_STEPS
 from allranks.analysis.report.figures import (
     PHASE_COLOURS,
     Chart,
     Figure,
-    Histogram,
-    RankTime,
     axis,
     colour,
-    histogram,
     layout,
     line,
     log_ticks,
@@ -27,12 +20,11 @@ from allranks.analysis.report.figures import (
     smoothed,
     smoothing_width,
     step_layout,
-    times,
     warmup_shapes,
 )
-from allranks.analysis.report.run_data import Events, RunData, StepRecord
+from allranks.analysis.report.run_data import PARTS, Events, RunData, StepRecord
 from allranks.rundir.events import REPORTED
-from allranks.utils.text import finite_float, format_duration
+from allranks.utils.text import finite_float
 
 WARMUP_NOTE = f"Shaded: the {WARMUP_STEPS} warm-up steps."
 
@@ -61,13 +53,7 @@ def loss_chart(data: RunData) -> Chart | None:
 
 def _loss_traces(steps: list[StepRecord], evals: Events) -> list[Figure]:
     xs, losses = [float(s.step) for s in steps], [s.loss for s in steps]
-    width = smoothing_width(len(xs))
-    traces = []
-    if width:
-        traces.append(line("train loss, each step", xs, losses, "--c1/0.35", width=1, mode="lines"))
-        traces.append(line(f"train loss, mean of {width} steps", xs, smooth(losses, width), colour(0), width=2.5))
-    elif xs:
-        traces.append(line("train loss", xs, losses, colour(0)))
+    traces = smoothed("train loss", xs, losses, colour(0), smoothing_width(len(xs)), faint="0.35") if xs else []
     if evals:
         at, held_out = [float(e["step"]) for e in evals], [finite_float(e.get("loss")) for e in evals]
         mark = {"mode": "lines+markers", "marker": {"size": 9, "symbol": "diamond", "color": colour(1)}}
@@ -102,6 +88,8 @@ def _loss_note(data: RunData, points: int, evaluated: bool) -> str:
         parts = ["As rank 0 printed it." if parsed else "As the program reported it."]
     elif not evaluated:
         parts.append("There was no evaluation.")
+    if width := smoothing_width(points):
+        parts.append(f"Bold line: mean of {width} steps.")
     if points and step_shapes(data):
         parts.append(WARMUP_NOTE)
     if data.zero.of("resume"):
@@ -175,154 +163,39 @@ def _throughput_note(data: RunData, width: int | None) -> str:
     return " ".join(parts)
 
 
-MAX_HORIZONTAL_BARS = 12
 HEIGHT = 280
-STRAGGLER_RATIO = 1.10
-STEP_PARTS = ("data", "forward", "backward", "optimizer")
-
-
-def step_time_chart(data: RunData) -> Chart | None:
-    """Return the histogram of rank 0's step times, with warm-up separate."""
-    warm, after = times(data.zero.steps)
-    bins = histogram(warm, after)
-    if bins is None:
-        return None
-    factor, unit = _time_unit(bins.start + bins.width * len(bins.counts))
-    kinds = (
-        ("after warm-up", bins.counts, colour(0)),
-        (f"warm-up (first {WARMUP_STEPS} steps)", bins.warm, "--c6/0.7"),
-    )
-    traces = [_bars(name, bins, counts, paint, factor, unit) for name, counts, paint in kinds if any(counts)]
-    figure = {"data": traces, "layout": layout(340, f"step time in {unit}", bargap=0.06, hovermode="closest")}
-    few = {"dtick": 1} if max(map(sum, zip(bins.counts, bins.warm, strict=True))) <= 5 else {}
-    figure["layout"]["yaxis"] = axis(title={"text": "steps", "standoff": 4}, rangemode="tozero", tickformat="~s", **few)
-    counted = after or warm
-    median, p90 = quantile(counted, 0.5), quantile(counted, 0.9)
-    figure["layout"]["shapes"] = [
-        marker_line(median * factor, "solid", "--ink"),
-        marker_line(p90 * factor, "dash", "--ink"),
-    ]
-    note = (
-        f"Solid line: median {format_duration(median)}; dashed: p90 "
-        f"{format_duration(p90)}{'' if after else ', of warm-up steps only'}."
-    )
-    if bins.beyond:
-        note += f" {bins.beyond} step{'s were' if bins.beyond > 1 else ' was'} outside this chart, up to {format_duration(bins.longest)}."
-    return Chart("step-time", "Step time", note, figure)
-
-
-def _time_unit(longest: float) -> tuple[float, str]:
-    return (1000.0, "ms") if longest < 2 else (1.0, "s")
-
-
-def _bars(name: str, bins: Histogram, counts: list[int], paint: str, factor: float, unit: str) -> Figure:
-    return {
-        "type": "bar",
-        "name": name,
-        "x": [edge * factor for edge in bins.edges],
-        "y": counts,
-        "offset": 0,
-        "width": 0.96 * bins.width * factor,
-        "marker": {"color": paint, "line": {"width": 0}},
-        "hovertemplate": f"%{{y}} steps of %{{x:.6~g}} {unit} to {bins.width * factor:.3g} {unit} more<extra>{name}</extra>",
-    }
 
 
 def rank_time_chart(data: RunData) -> Chart | None:
-    """Return the mean step of each rank, split into known parts, and its p90."""
+    """Return the mean step of each rank, split into known parts."""
     ranks = rank_times({rank: story.steps for rank, story in data.histories.items()})
     parted = any(r.parts for r in ranks)
     if not ranks or (len(ranks) == 1 and not parted):
         return None
-    lying = len(ranks) <= MAX_HORIZONTAL_BARS
-    factor, unit = _time_unit(max(r.p90 for r in ranks))
-    names: list[Any] = [f"rank {r.rank}" if lying else r.rank for r in ranks]
-    traces = [
-        _rank_bars(part, names, [r.parts.get(part, 0.0) * factor for r in ranks], PHASE_COLOURS[part], lying, unit)
-        for part in STEP_PARTS
+    longest = max(sum(r.parts.values()) + r.other for r in ranks)
+    factor, unit = (1000.0, "ms") if longest < 2 else (1.0, "s")
+    parts = [
+        (part, [r.parts.get(part, 0.0) for r in ranks], PHASE_COLOURS[part])
+        for part in PARTS
         if any(part in r.parts for r in ranks)
     ]
-    rest = "other" if parted else "mean step"
-    traces.append(
-        _rank_bars(
-            rest, names, [r.other * factor for r in ranks], PHASE_COLOURS["other"] if parted else colour(0), lying, unit
-        )
-    )
-    traces.append(_p90_marks(names, ranks, factor, lying, unit))
-    title = "Step time by rank and part" if parted else "Step time by rank"
-    return Chart(
-        "rank-time",
-        title,
-        _rank_note(ranks, parted, data.metrics),
-        {"data": traces, "layout": _rank_layout(names, lying, unit)},
-    )
-
-
-def _rank_bars(name: str, ranks: list[Any], values: list[float], paint: str, lying: bool, unit: str) -> Figure:
-    along, across = ("x", "y") if lying else ("y", "x")
-    return {
-        "type": "bar",
-        "name": name,
-        "width": [min(0.7, 0.2 + 0.1 * len(ranks))] * len(ranks),
-        along: values,
-        across: ranks,
-        "orientation": "h" if lying else "v",
-        "marker": {"color": paint, "line": {"width": 0}},
-        "hovertemplate": f"%{{{across}}}: %{{{along}:.3~g}} {unit}<extra>{name}</extra>",
-    }
-
-
-def _p90_marks(names: list[Any], ranks: list[RankTime], factor: float, lying: bool, unit: str) -> Figure:
-    along, across = ("x", "y") if lying else ("y", "x")
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": "p90",
-        along: [r.p90 * factor for r in ranks],
-        across: names,
-        "marker": {
-            "symbol": "line-ns" if lying else "line-ew",
-            "size": 12,
-            "color": "--ink",
-            "line": {"width": 2, "color": "--ink"},
-        },
-        "hovertemplate": f"%{{{across}}}: %{{{along}:.3~g}} {unit}<extra>p90</extra>",
-    }
-
-
-def _rank_layout(names: list[Any], lying: bool, unit: str) -> Figure:
-    if not lying:
-        found = layout(HEIGHT, "rank", hovermode="closest", bargap=0.25)
-        found["yaxis"] = axis(rangemode="tozero", ticksuffix=f" {unit}")
-        return found
-    found = layout(max(HEIGHT, 130 + 30 * len(names)), f"mean step time in {unit}", hovermode="closest", bargap=0.35)
-    found["yaxis"] = {"type": "category", "autorange": "reversed", "automargin": True}
-    found["xaxis"]["rangemode"] = "tozero"
-    return found
-
-
-def _rank_note(ranks: list[RankTime], parted: bool, metrics: dict[str, Any]) -> str:
-    parts = ["Mean of the steps after warm-up, by rank; the marker is p90."]
+    rest = ("other", PHASE_COLOURS["other"]) if parted else ("mean step", colour(0))
+    traces = [
+        {
+            "type": "bar",
+            "name": name,
+            "x": [r.rank for r in ranks],
+            "y": [value * factor for value in values],
+            "marker": {"color": paint, "line": {"width": 0}},
+            "hovertemplate": f"%{{y:.3~g}} {unit}",
+        }
+        for name, values, paint in [*parts, (rest[0], [r.other for r in ranks], rest[1])]
+    ]
+    figure = {"data": traces, "layout": layout(HEIGHT, "rank", bargap=0.5 if len(ranks) < 8 else 0.25)}
+    figure["layout"]["yaxis"] = axis(rangemode="tozero", ticksuffix=f" {unit}")
+    if len(ranks) <= 24:
+        figure["layout"]["xaxis"]["dtick"] = 1
+    note = "Mean of the steps after warm-up, by rank."
     if parted and len(ranks) > 1:
-        parts.append("Backward includes waiting for the other ranks.")
-    return " ".join([*parts, straggler_note(ranks, metrics)]).strip()
-
-
-def straggler_note(ranks: list[RankTime], metrics: dict[str, Any]) -> str:
-    """Return a sentence about the rank for which the others seem to wait; empty if there is none.
-
-    The means contain the time in which a rank had no core, so on a loaded machine they show no slow rank.
-    """
-    if len(ranks) < 2:
-        return ""
-    if machine_notes(metrics):
-        return "The ranks' CPU time was taken from them, so a longer time is not evidence of a slow rank."
-    parted = all(r.parts for r in ranks)
-    work = {r.rank: r.own if parted else r.mean for r in ranks}
-    slowest = max(work, key=lambda rank: work[rank])
-    usual = statistics.median([v for rank, v in work.items() if rank != slowest])
-    if usual <= 0 or work[slowest] / usual < STRAGGLER_RATIO or work[slowest] - usual < 0.001:
-        return "No rank is much slower than the others." if parted else ""
-    what = "data and forward" if parted else "a step"
-    more = work[slowest] / usual - 1
-    return f"Rank {slowest} needs {more:.0%} longer than the others for {what}; they probably wait for it."
+        note += " Backward includes waiting for the other ranks."
+    return Chart("rank-time", "Step time by rank and part" if parted else "Step time by rank", note, figure)
