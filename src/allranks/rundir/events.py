@@ -106,22 +106,32 @@ def _ends_with_newline(path: Path) -> bool:
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """Return the events of a file; skip damaged or incomplete lines."""
+    return (event for line in _lines(path) if (event := decode_line(line)) is not None)
+
+
+def read_telemetry(path: Path) -> list[dict[str, Any]]:
+    """Return the samples of one host; skip damaged lines."""
+    return [row for line in _lines(path) if isinstance(row := _decoded(line), dict) and "time" in row]
+
+
+def _lines(path: Path) -> Iterator[bytes]:
     try:
-        for line in read_lines(path):
-            event = decode_line(line)
-            if event is not None:
-                yield event
+        yield from read_lines(path)
     except OSError:
         return
 
 
 def decode_line(line: bytes) -> dict[str, Any] | None:
     """Return one line as an event, or None."""
+    value = _decoded(line)
+    return value if isinstance(value, dict) and isinstance(value.get("event"), str) else None
+
+
+def _decoded(line: bytes) -> Any:
     try:
-        value = _decoder.decode(line)
+        return _decoder.decode(line)
     except (msgspec.DecodeError, RecursionError):
         return None
-    return value if isinstance(value, dict) and isinstance(value.get("event"), str) else None
 
 
 def read_run_events(run: RunDir) -> dict[int, list[dict[str, Any]]]:
@@ -176,22 +186,6 @@ class EventTail:
             self._offsets[rank] = offset + end
             fresh += [event for line in data[:end].splitlines() if (event := decode_line(line)) is not None]
         return sorted(fresh, key=lambda event: event.get("time", 0.0))
-
-
-def read_telemetry(path: Path) -> list[dict[str, Any]]:
-    """Return the samples of one host; skip damaged lines."""
-    rows = []
-    try:
-        for line in read_lines(path):
-            try:
-                row = msgspec.json.decode(line)
-            except (msgspec.DecodeError, RecursionError):
-                continue
-            if isinstance(row, dict) and "time" in row:
-                rows.append(row)
-    except OSError:
-        pass
-    return rows
 
 
 WRITE_INTERVAL_S = 1.0  # the first report is written at once, and the last one when the program ends

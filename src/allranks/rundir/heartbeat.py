@@ -24,16 +24,33 @@ DUMP_SIGNAL = signal.SIGRTMIN + 7
 PAGE_SIZE = 1 << 16
 _COUNT = struct.Struct("<qq")  # the same number twice; they differ while the rank writes
 _BEAT = struct.Struct("<qdqdi20s20s")  # beats, when, step, longest gap, pid, phase, part (longer ones are cut)
-_LIVE = struct.Struct("<di")  # when the rank's own thread last ran, and the length of the text that follows
-_MONITOR = struct.Struct("<qi")  # how often that thread has run, and the length of its last error
-_COUNT_AT, _BEAT_AT, _LIVE_AT, _ASKED_AT, _TEXT_AT = 0, 16, 512, 1024, 1032
-_MONITOR_AT, _MONITOR_ERROR_AT, _MONITOR_ERROR_BYTES = 528, 544, 400
-_FAILURE_AT, _FAILURE_BYTES = PAGE_SIZE - 4096, 4096  # a length and the text of the error with which the rank ends
-_FAILURE_LENGTH = struct.Struct("<i")
-_STACK_AT = 1 << 15  # a length and the innermost frames of the main thread
-_STACK_LENGTH = struct.Struct("<i")
-_STACK_BYTES = _FAILURE_AT - _STACK_AT - _STACK_LENGTH.size
-_TEXT_BYTES = _STACK_AT - _TEXT_AT
+_LIVE = struct.Struct("<dq")  # when the rank's own thread last ran, and how often it has run
+_LENGTH = struct.Struct("<i")
+
+
+class _Text(msgspec.Struct, frozen=True):
+    """A place for a text on the page, after its length. A longer one is cut, a partly written one is read as it is."""
+
+    at: int
+    end: int
+
+    def write(self, page: mmap.mmap, text: str) -> None:
+        start = self.at + _LENGTH.size
+        data = text.encode("utf-8", "replace")[: self.end - start]
+        page[start : start + len(data)] = data
+        _LENGTH.pack_into(page, self.at, len(data))
+
+    def read(self, page: mmap.mmap) -> str:
+        start = self.at + _LENGTH.size
+        (length,) = _LENGTH.unpack_from(page, self.at)
+        return _decoded(page[start : min(start + max(length, 0), self.end)])
+
+
+_COUNT_AT, _BEAT_AT, _LIVE_AT, _ASKED_AT = 0, 16, 512, 1024
+_MONITOR_ERROR = _Text(528, 944)
+_SEQUENCES = _Text(1028, 1 << 15)
+_STACK = _Text(1 << 15, PAGE_SIZE - 4096)  # the innermost frames of the main thread
+_FAILURE = _Text(PAGE_SIZE - 4096, PAGE_SIZE)  # the error with which the rank ends
 _TRAINING = b"train"
 NO_STEP = -1
 TRAIN_PHASE = _TRAINING.decode()
@@ -95,31 +112,25 @@ class HeartbeatPage:
 
     def _beat(self, values: tuple[int, float, int, float, int, bytes, bytes]) -> Heartbeat:
         beats, at, step, longest, pid, phase, part = values
-        alive_at, size = _LIVE.unpack_from(self._map, _LIVE_AT)
+        alive_at, lives = _LIVE.unpack_from(self._map, _LIVE_AT)
         try:
-            found = json.loads(self._map[_TEXT_AT : _TEXT_AT + size]) if size > 0 else {}
+            sequences = json.loads(_SEQUENCES.read(self._map) or "{}")
         except ValueError:  # partly written
-            found = {}
-        (stack_size,) = _STACK_LENGTH.unpack_from(self._map, _STACK_AT)
-        stack_at = _STACK_AT + _STACK_LENGTH.size
-        stack = _text(self._map[stack_at : stack_at + max(stack_size, 0)])
-        lives, error_size = _MONITOR.unpack_from(self._map, _MONITOR_AT)
-        (failure_size,) = _FAILURE_LENGTH.unpack_from(self._map, _FAILURE_AT)
-        failure_at = _FAILURE_AT + _FAILURE_LENGTH.size
+            sequences = {}
         return Heartbeat(
             beats=beats,
             at=at,
             step=None if step == NO_STEP else step,
             longest_s=longest,
             pid=pid,
-            phase=_text(phase),
-            part=_text(part),
+            phase=_decoded(phase),
+            part=_decoded(part),
             alive_at=alive_at,
-            sequences=found,
+            sequences=sequences,
             alive_beats=lives,
-            monitor_error=_text(self._map[_MONITOR_ERROR_AT : _MONITOR_ERROR_AT + max(error_size, 0)]),
-            failure=_text(self._map[failure_at : failure_at + max(failure_size, 0)]),
-            stack=tuple(stack.splitlines()),
+            monitor_error=_MONITOR_ERROR.read(self._map),
+            failure=_FAILURE.read(self._map),
+            stack=tuple(_STACK.read(self._map).splitlines()),
         )
 
     def ask(self) -> None:
@@ -209,32 +220,20 @@ class HeartbeatWriter:
         stack."""
         if self._map is None:
             return
-        text = json.dumps(sequences).encode()[:_TEXT_BYTES]
-        self._map[_TEXT_AT : _TEXT_AT + len(text)] = text
-        frames = "\n".join(stack).encode("utf-8", "replace")[:_STACK_BYTES]
-        stack_at = _STACK_AT + _STACK_LENGTH.size
-        self._map[stack_at : stack_at + len(frames)] = frames
-        _STACK_LENGTH.pack_into(self._map, _STACK_AT, len(frames))
-        _LIVE.pack_into(self._map, _LIVE_AT, time.monotonic(), len(text))
+        _SEQUENCES.write(self._map, json.dumps(sequences))
+        _STACK.write(self._map, "\n".join(stack))
         self._lives += 1
-        _MONITOR.pack_into(self._map, _MONITOR_AT, self._lives, *_MONITOR.unpack_from(self._map, _MONITOR_AT)[1:])
+        _LIVE.pack_into(self._map, _LIVE_AT, time.monotonic(), self._lives)
 
     def monitor_error(self, text: str) -> None:
         """Report a failure of the heartbeat thread, or (empty) its recovery."""
-        if self._map is None:
-            return
-        data = text.encode("utf-8", "replace")[:_MONITOR_ERROR_BYTES]
-        self._map[_MONITOR_ERROR_AT : _MONITOR_ERROR_AT + len(data)] = data
-        _MONITOR.pack_into(self._map, _MONITOR_AT, self._lives, len(data))
+        if self._map is not None:
+            _MONITOR_ERROR.write(self._map, text)
 
     def failure(self, text: str) -> None:
         """Report the error with which the rank exits. It reaches the agent even if no file can be written."""
-        if self._map is None or os.getpid() != self._owner:
-            return
-        data = text.encode("utf-8", "replace")[: _FAILURE_BYTES - _FAILURE_LENGTH.size]
-        at = _FAILURE_AT + _FAILURE_LENGTH.size
-        self._map[at : at + len(data)] = data
-        _FAILURE_LENGTH.pack_into(self._map, _FAILURE_AT, len(data))
+        if self._map is not None and os.getpid() == self._owner:
+            _FAILURE.write(self._map, text)
 
     @property
     def in_script(self) -> bool:
@@ -252,7 +251,7 @@ class HeartbeatWriter:
             self._map[_ASKED_AT] = 2
 
 
-def _text(value: bytes) -> str:
+def _decoded(value: bytes) -> str:
     return value.rstrip(b"\0").decode("utf-8", "replace")
 
 
