@@ -11,7 +11,7 @@ import msgspec
 
 from allranks.errors import EnvironmentNotAble, RequestError
 from allranks.lab.cluster import processes
-from allranks.lab.cluster.plan import BoxPaths, BoxPlan, FaultRecord, check_name, require_node
+from allranks.lab.cluster.plan import BoxPaths, BoxPlan, FaultRecord, NodePlan, check_name, require_node
 from allranks.lab.cluster.processes import DEFAULT_TIMEOUT_S, find_program, run_command
 from allranks.nodes.slurm.endpoints import (
     DEFAULT_NAME,
@@ -113,9 +113,7 @@ class Box:
         there is no process in between. It sees the box's network, host name and /etc/hosts.
         """
         published = read_endpoint(self.folder.path)
-        if (
-            published is None or published.environment != self.env()
-        ):  # not yet published, or by a later box of the same name
+        if published is None or published.environment != self.env():  # not yet, or by a later box of the same name
             published = self.endpoint()
         return published.command_prefix(cwd or Path.cwd())
 
@@ -218,16 +216,9 @@ HEALTHY_STATES = ("idle", "mix", "alloc", "comp")
 """States of a working node; a trailing * (it does not answer), ``drain`` and ``down`` are not among them."""
 
 
-class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+class NodeStatus(NodePlan, frozen=True, kw_only=True):
     """One node: its plan and its state."""
 
-    name: str
-    address: str
-    interface: str
-    cpus: int
-    memory_mb: int
-    gpus: int
-    hidden: tuple[str, ...]
     running: bool
     """Whether the node itself is running; its slurmd may not be."""
     state: str
@@ -267,34 +258,20 @@ def box_status(box: Box | None) -> BoxStatus:
     faults = box.faults()
     nodes = tuple(
         NodeStatus(
-            name=node.name,
-            address=node.address,
-            interface=node.interface,
-            cpus=node.cpus,
-            memory_mb=node.memory_mb,
-            gpus=node.gpus,
-            hidden=node.hidden,
+            **msgspec.structs.asdict(node),
             running=node.name in alive,
             state=states.get(node.name, ""),
             faults=tuple(fault.kind for fault in faults if fault.node == node.name),
         )
         for node in plan.nodes
     )
+    planned = {name: getattr(plan, name) for name in BoxStatus.__struct_fields__ if hasattr(plan, name)}
     return BoxStatus(
+        **{**planned, "nodes": nodes},
         up=True,
         healthy=controller and all(node.running and node.state in HEALTHY_STATES for node in nodes),
-        name=plan.name,
-        folder=plan.folder,
         slurm_conf=str(box.folder.slurm_conf),
-        network=plan.network,
-        login=plan.login,
-        login_address=plan.login_address,
-        partitions=plan.partitions,
-        rootless=plan.rootless,
-        shared_tmp=plan.shared_tmp,
-        accounting=plan.accounting,
         controller=controller,
-        nodes=nodes,
     )
 
 

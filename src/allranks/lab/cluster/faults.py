@@ -5,7 +5,7 @@
     with injected(box, "slow-link", "n2", rate="10mbit"): ...
 
 `FAULTS` lists the kinds: killed ranks and nodes, stopped Slurm daemons, cut and slow links, full disks, hidden folders,
-wrong names and clocks. Each has two small functions, or one if there is nothing to heal.
+wrong names and clocks.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import re
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from allranks.errors import EnvironmentNotAble, RequestError
 from allranks.lab.cluster import config_files, lifecycle, processes
@@ -28,21 +28,20 @@ from allranks.lab.cluster.processes import check_output, find_program, last_line
 from allranks.utils.text import nearest_name
 
 
-@dataclass(frozen=True, kw_only=True)
-class FaultKind:
-    """One kind of fault."""
+class FaultKind(NamedTuple):
+    """One kind of fault: how to inject it, which returns the data needed for healing, and how to heal it, if at all.
 
-    kind: str
+    Attributes:
+        on_node: it needs a node; otherwise it affects the login node or a job.
+        in_namespaces: it exists in the node's namespaces, so it ends when the node dies.
+        restarts: healing gives the node fresh namespaces.
+    """
+
     inject: Callable[[Box, str, Mapping[str, str]], dict[str, str]]
-    """Inject it; return the data needed for healing."""
-    heal: Callable[[Box, FaultRecord], None] | None = None
-    """Heal it; None if there is nothing to heal."""
+    heal: Callable[[Box, FaultRecord], object] | None = None
     on_node: bool = True
-    """Whether it needs a node; otherwise it affects the login node or a job."""
     in_namespaces: bool = False
-    """It exists in the node's namespaces, so it ends when the node dies."""
     restarts: bool = False
-    """Healing gives the node fresh namespaces."""
 
 
 def kill_rank(box: Box, _node: str, arguments: Mapping[str, str]) -> dict[str, str]:
@@ -96,45 +95,24 @@ def start_node(box: Box, record: FaultRecord) -> None:
     """Start the node again: fresh namespaces, an empty /tmp, its slurmd."""
     if record.node not in box.inits():
         login = box.plan.login
-        port = next(node.port for node in box.plan.nodes if node.name == record.node)
-        run_command([*box.setup_prefix(login), find_program("ip"), "link", "delete", port])
+        run_command([*box.setup_prefix(login), find_program("ip"), "link", "delete", _node_plan(box, record.node).port])
         lifecycle.make_nodes(box, box.init(login), [record.node])
     lifecycle.start_slurmd_and_wait(box, record.node)
 
 
-def stop_slurmd(box: Box, node: str, _arguments: Mapping[str, str]) -> dict[str, str]:
-    """Stop slurmd. The node and its jobs continue; Slurm gets no more messages from it."""
-    lifecycle.stop_daemon(box, node, "slurmd")
+def stop(box: Box, place: str, daemon: str) -> dict[str, str]:
+    """Stop a Slurm daemon. Jobs continue; Slurm gets no more messages from a node, or answers nothing at all."""
+    lifecycle.stop_daemon(box, place, daemon)
     return {}
 
 
-def start_slurmd(box: Box, record: FaultRecord) -> None:
-    """Start the node's slurmd, and wait until Slurm has registered it."""
-    lifecycle.start_slurmd_and_wait(box, record.node)
-
-
-def restart_slurmd(box: Box, node: str, arguments: Mapping[str, str]) -> dict[str, str]:
-    """Stop and start a node's slurmd."""
-    stop_slurmd(box, node, arguments)
-    lifecycle.start_slurmd_and_wait(box, node)
-    return {}
-
-
-def stop_slurmctld(box: Box, _node: str, _arguments: Mapping[str, str]) -> dict[str, str]:
-    """Stop the controller. Jobs continue; nothing can be submitted, queried or cancelled."""
-    lifecycle.stop_daemon(box, box.plan.login, "slurmctld")
-    return {}
-
-
-def start_slurmctld(box: Box, _record: FaultRecord) -> None:
-    """Start the controller, which loads its saved jobs."""
-    lifecycle.start_slurmctld(box)
-
-
-def restart_slurmctld(box: Box, node: str, arguments: Mapping[str, str]) -> dict[str, str]:
-    """Stop and start the controller."""
-    stop_slurmctld(box, node, arguments)
-    lifecycle.start_slurmctld(box)
+def restart(box: Box, node: str) -> dict[str, str]:
+    """Stop and start a node's slurmd, or without a node the controller."""
+    stop(box, node or box.plan.login, "slurmd" if node else "slurmctld")
+    if node:
+        lifecycle.start_slurmd_and_wait(box, node)
+    else:
+        lifecycle.start_slurmctld(box)
     return {}
 
 
@@ -142,26 +120,14 @@ _UNITS = {"kbit": 1_000, "mbit": 1_000_000, "gbit": 1_000_000_000}
 _SMALLEST_BURST_BYTES = 16_384
 
 
-def cut_link(box: Box, node: str, _arguments: Mapping[str, str]) -> dict[str, str]:
-    """Drop all packets silently: the interface stays up, as behind a broken switch or a dropping firewall."""
-    _ip(box, box.plan.login, "link", "set", _node_plan(box, node).port, "nomaster")
-    return {}
+def set_interface(box: Box, node: str, state: str) -> dict[str, str]:
+    """Set the node's interface ``down`` (connecting fails at once) or ``up``; its address is unchanged."""
+    return _ip(box, node, "link", "set", _node_plan(box, node).interface, state)
 
 
-def restore_link(box: Box, record: FaultRecord) -> None:
-    """Connect the link to the bridge again."""
-    _ip(box, box.plan.login, "link", "set", _node_plan(box, record.node).port, "master", BRIDGE)
-
-
-def interface_down(box: Box, node: str, _arguments: Mapping[str, str]) -> dict[str, str]:
-    """Set the node's interface down, visibly for the node: connecting fails at once."""
-    _ip(box, node, "link", "set", _node_plan(box, node).interface, "down")
-    return {}
-
-
-def interface_up(box: Box, record: FaultRecord) -> None:
-    """Set the interface up again; its address is unchanged."""
-    _ip(box, record.node, "link", "set", _node_plan(box, record.node).interface, "up")
+def set_port(box: Box, node: str, *master: str) -> dict[str, str]:
+    """Take the node's link from the bridge, which drops all packets silently as a broken switch does, or return it."""
+    return _ip(box, box.plan.login, "link", "set", _node_plan(box, node).port, *master)
 
 
 def slow_link(box: Box, node: str, arguments: Mapping[str, str]) -> dict[str, str]:
@@ -198,7 +164,9 @@ def bits_per_s(rate: str) -> int:
 
 
 def _node_plan(box: Box, node: str) -> NodePlan:
-    return next(plan for plan in box.plan.nodes if plan.name == node)
+    plan = box.plan.node(node)
+    assert plan is not None  # `inject` has checked the name
+    return plan
 
 
 def _ends(box: Box, node: str) -> list[tuple[str, str]]:
@@ -206,8 +174,9 @@ def _ends(box: Box, node: str) -> list[tuple[str, str]]:
     return [(node, plan.interface), (box.plan.login, plan.port)]
 
 
-def _ip(box: Box, place: str, *words: str) -> None:
+def _ip(box: Box, place: str, *words: str) -> dict[str, str]:
     check_output([*box.setup_prefix(place), find_program("ip"), *words])
+    return {}
 
 
 FILLER = ".allranks-filler"
@@ -273,16 +242,10 @@ def unhide_folder(box: Box, record: FaultRecord) -> None:
     check_output([*box.setup_prefix(record.node), find_program("umount"), "--lazy", record.detail["path"]])
 
 
-def loopback_hosts(box: Box, node: str, _arguments: Mapping[str, str]) -> dict[str, str]:
-    """Map the node's own name to 127.0.1.1 in its /etc/hosts, as Debian's installer does."""
-    box.folder.hosts(node).write_text(config_files.hosts(box.plan, node, self_loopback=True))
+def write_hosts(box: Box, node: str, *, self_loopback: bool) -> dict[str, str]:
+    """Write the node's /etc/hosts, in place because nodes bind-mount the file itself."""
+    box.folder.hosts(node).write_text(config_files.hosts(box.plan, node, self_loopback=self_loopback))
     return {}
-
-
-def restore_hosts(box: Box, record: FaultRecord) -> None:
-    """Restore the node's address in its hosts file. The file is written in place, because nodes bind-mount the file
-    itself."""
-    box.folder.hosts(record.node).write_text(config_files.hosts(box.plan, record.node))
 
 
 def wrong_clock(box: Box, node: str, arguments: Mapping[str, str]) -> dict[str, str]:
@@ -298,28 +261,39 @@ def wrong_clock(box: Box, node: str, arguments: Mapping[str, str]) -> dict[str, 
     return {"seconds": repr(seconds)}
 
 
-def restore_clock(box: Box, record: FaultRecord) -> None:
-    """Remove the reported clock offset."""
-    box.folder.clock(record.node).unlink(missing_ok=True)
-
-
 FAULTS: Mapping[str, FaultKind] = {
-    fault.kind: fault
-    for fault in (
-        FaultKind(kind="kill-rank", inject=kill_rank, on_node=False),
-        FaultKind(kind="kill-node", inject=kill_node, heal=start_node, restarts=True),
-        FaultKind(kind="stop-slurmd", inject=stop_slurmd, heal=start_slurmd, in_namespaces=True),
-        FaultKind(kind="restart-slurmd", inject=restart_slurmd),
-        FaultKind(kind="stop-slurmctld", inject=stop_slurmctld, heal=start_slurmctld, on_node=False),
-        FaultKind(kind="restart-slurmctld", inject=restart_slurmctld, on_node=False),
-        FaultKind(kind="cut-link", inject=cut_link, heal=restore_link, in_namespaces=True),
-        FaultKind(kind="slow-link", inject=slow_link, heal=remove_rate_limit, in_namespaces=True),
-        FaultKind(kind="interface-down", inject=interface_down, heal=interface_up, in_namespaces=True),
-        FaultKind(kind="fill-disk", inject=fill_disk, heal=restore_disk, in_namespaces=True),
-        FaultKind(kind="hide-folder", inject=hide_folder, heal=unhide_folder, in_namespaces=True),
-        FaultKind(kind="loopback-hosts", inject=loopback_hosts, heal=restore_hosts),
-        FaultKind(kind="wrong-clock", inject=wrong_clock, heal=restore_clock),
-    )
+    "kill-rank": FaultKind(kill_rank, on_node=False),
+    "kill-node": FaultKind(kill_node, start_node, restarts=True),
+    "stop-slurmd": FaultKind(
+        lambda box, node, _: stop(box, node, "slurmd"),
+        lambda box, record: lifecycle.start_slurmd_and_wait(box, record.node),
+        in_namespaces=True,
+    ),
+    "restart-slurmd": FaultKind(lambda box, node, _: restart(box, node)),
+    "stop-slurmctld": FaultKind(
+        lambda box, _, __: stop(box, box.plan.login, "slurmctld"),
+        lambda box, _: lifecycle.start_slurmctld(box),
+        on_node=False,
+    ),
+    "restart-slurmctld": FaultKind(lambda box, _, __: restart(box, ""), on_node=False),
+    "cut-link": FaultKind(
+        lambda box, node, _: set_port(box, node, "nomaster"),
+        lambda box, record: set_port(box, record.node, "master", BRIDGE),
+        in_namespaces=True,
+    ),
+    "slow-link": FaultKind(slow_link, remove_rate_limit, in_namespaces=True),
+    "interface-down": FaultKind(
+        lambda box, node, _: set_interface(box, node, "down"),
+        lambda box, record: set_interface(box, record.node, "up"),
+        in_namespaces=True,
+    ),
+    "fill-disk": FaultKind(fill_disk, restore_disk, in_namespaces=True),
+    "hide-folder": FaultKind(hide_folder, unhide_folder, in_namespaces=True),
+    "loopback-hosts": FaultKind(  # as Debian's installer does
+        lambda box, node, _: write_hosts(box, node, self_loopback=True),
+        lambda box, record: write_hosts(box, record.node, self_loopback=False),
+    ),
+    "wrong-clock": FaultKind(wrong_clock, lambda box, record: box.folder.clock(record.node).unlink(missing_ok=True)),
 }
 """Every kind of fault, by its name on the command line."""
 

@@ -127,7 +127,8 @@ def _write_files(box: Box, folder: BoxPaths) -> None:
     folder.path.mkdir()
     folder.identity.write_text(box.identity + "\n")
     save(plan, folder.plan)
-    for directory in folder.directories(places_of_box):
+    fixed = (folder.etc, folder.log, folder.munge, folder.controller, folder.database, folder.spool)
+    for directory in (*fixed, *map(folder.node, places_of_box)):
         directory.mkdir(parents=True)
     folder.munge.chmod(0o755)
     key = folder.munge / "key"
@@ -142,7 +143,7 @@ def _write_files(box: Box, folder: BoxPaths) -> None:
         config_files.gpu_file(folder, number).symlink_to("/dev/null")
     for name in places_of_box:
         folder.hosts(name).write_text(config_files.hosts(plan, name))
-        folder.enter_script(name).write_text(config_files.enter_script(plan, folder, name))
+        (folder.node(name) / "enter.sh").write_text(config_files.enter_script(plan, folder, name))
 
 
 def down(name: str) -> bool:
@@ -195,13 +196,6 @@ def _refuse_inside(box: Box | None) -> None:
         raise RequestError(f"This process runs on '{place}' of box '{box.name}'. Start and stop boxes from outside.")
 
 
-def connect_nodes(box: Box, login_pid: int, pids: dict[str, int]) -> None:
-    """Connect each node in ``pids`` with a link, and set its address."""
-    run_ip_batch(box, login_pid, config_files.cable_batch(box.plan, pids))
-    for name, pid in pids.items():
-        run_ip_batch(box, pid, config_files.node_batch(box.plan, name))
-
-
 def run_ip_batch(box: Box, pid: int, commands: str) -> None:
     """Run ``ip`` commands in the network namespace of ``pid``. Their process IDs are outside IDs, so no PID namespace
     is entered."""
@@ -224,14 +218,17 @@ def make_nodes(box: Box, login_pid: int, names: Iterable[str]) -> None:
     wanted = list(names)
     for name in wanted:
         _start_init(box, name, processes.create_node(box.plan, login_pid))
-    connect_nodes(box, login_pid, _wait_ready(box, wanted))
+    pids = _wait_ready(box, wanted)
+    run_ip_batch(box, login_pid, config_files.cable_batch(box.plan, pids))
+    for name, pid in pids.items():
+        run_ip_batch(box, pid, config_files.node_batch(box.plan, name))
 
 
 def _start_init(box: Box, name: str, prefix: list[str]) -> None:
     box.folder.ready(name).unlink(missing_ok=True)
     with box.folder.enter_log(name).open("wb") as log:
         subprocess.run(
-            [*prefix, "/bin/sh", str(box.folder.enter_script(name))],
+            [*prefix, "/bin/sh", str(box.folder.node(name) / "enter.sh")],
             env={"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", processes.INIT_VARIABLE: f"{box.identity}:{name}"},
             cwd="/",
             stdin=subprocess.DEVNULL,

@@ -146,22 +146,13 @@ class BoxPaths:
         """Return the file with the reported offset of a node's clock in seconds; absent if there is none."""
         return self.node(name) / "clock_offset_s"
 
-    def enter_script(self, name: str) -> Path:
-        """Return the first program of a node: it sets up its mounts, then waits."""
-        return self.node(name) / "enter.sh"
-
     def enter_log(self, name: str) -> Path:
-        """Return the log of the first program."""
+        """Return the log of a node's first program, ``enter.sh``."""
         return self.log / f"enter.{name}.log"
 
     def ready(self, name: str) -> Path:
         """Return the file that exists once the mounts are set up."""
         return self.node(name) / "ready"
-
-    def directories(self, names: list[str]) -> list[Path]:
-        """Return every folder that must exist before the box starts."""
-        fixed = [self.etc, self.log, self.munge, self.controller, self.database, self.spool]
-        return [*fixed, *(self.node(name) for name in names)]
 
 
 Value = TypeVar("Value", int, str)
