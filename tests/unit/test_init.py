@@ -190,9 +190,8 @@ def test_questions_in_a_terminal_and_wrong_answers(tmp_path: Path) -> None:
 
 def test_questions_on_slurm_and_a_model_that_the_check_refuses(tmp_path: Path) -> None:
     given = ["--data", "builtin:instructions", "--partition", "gpu"]
-    code, said = answer(
-        tmp_path, ["tiny:lama\n", "slurm\n", "\n", "4\n", "1h\n", "1:00:00\n", "2\n", "tiny:llama\n"], *given
-    )
+    answers = ["tiny:lama\n", "tiny:llama\n", "slurm\n", "\n", "4\n", "1h\n", "1:00:00\n", "2\n"]
+    code, said = answer(tmp_path, answers, *given)
     assert code == 0, said
     assert "did you mean tiny:llama?" in said and "--time 1h: expected" in said
     cluster = preview.read_spec(tmp_path / "spec.yaml").cluster
@@ -241,24 +240,12 @@ def test_columns_are_given_as_options(tmp_path: Path) -> None:
 def test_it_asks_which_column_is_what_where_no_template_fits(tmp_path: Path) -> None:
     rows = "".join(json.dumps({"nr": i, "frage": f"Wo ist {i}?", "antwort": f"Da {i}."}) + "\n" for i in range(90))
     (tmp_path / "rows.jsonl").write_text(rows)
-    code, out = answer(
-        tmp_path,
-        [
-            "tiny:llama\n",
-            "rows.jsonl\n",
-            "prompt=frge,response=antwort\n",
-            "prompt=frage,response=antwort\n",
-            "laptop\n",
-            "\n",
-        ],
-    )
+    roles = ["prompt=frge,response=antwort\n", "prompt=frage,response=antwort\n"]
+    code, out = answer(tmp_path, ["tiny:llama\n", "rows.jsonl\n", *roles, "laptop\n", "\n"])
     assert code == 0, out
-    assert "  frage: Wo ist 0?" in out
-    assert (
-        "there is no column 'frge'" in " ".join(out.split())
-        and "did you mean 'frage'" in " ".join(out.split())
-        and out.count("Roles of the columns") == 2
-    )
+    said = " ".join(out.split())
+    assert "there is no column 'frge'" in said and "did you mean 'frage'" in said
+    assert out.count("Roles of the columns") == 2
     spec = preview.read_spec(tmp_path / "spec.yaml")
     assert spec.data is not None and spec.data.columns == {"prompt": "frage", "response": "antwort"}
 

@@ -19,7 +19,7 @@ import pytest
 from rich.cells import cell_len
 
 from allranks.cli.console import GAP, FittedColumn, fitted_table, fold
-from allranks.cli.run_output import BAR_WIDTH, Field, clock_text, fitting_fields
+from allranks.cli.run_output import BAR_WIDTH, Field, fitting_fields
 from tests.conftest import REPO
 from tests.warm import allranks
 
@@ -87,11 +87,10 @@ def test_the_bar_and_both_times_are_whole(columns: int, tmp_path: Path) -> None:
 
 def test_fields_are_left_out_by_their_number_and_times_never() -> None:
     phase, step, time = Field("evaluating", 2), Field("step 1/2", 1), Field("1:00:00", 0)
-    assert fitting_fields([phase], [step, time], 80) == ([phase], [step, time], 80 - 11 - 9 - 8)
-    assert fitting_fields([phase], [step, time], 40) == ([], [step, time], 23)
-    assert fitting_fields([phase], [step, time], 30) == ([], [time], 22)
-    assert fitting_fields([phase], [step, time], 9) == ([], [time], 0)
-    assert [clock_text(s) for s in (0, 65, 3671, 100_000, -1)] == ["0:00", "1:05", "1:01:11", "27:46:40", "0:00"]
+    assert fitting_fields([phase, step, time], 80) == ([phase, step, time], 80 - 11 - 9 - 8)
+    assert fitting_fields([phase, step, time], 40) == ([step, time], 23)
+    assert fitting_fields([phase, step, time], 30) == ([time], 22)
+    assert fitting_fields([phase, step, time], 9) == ([time], 0)
 
 
 def test_errors_break_between_words(tmp_path: Path) -> None:

@@ -3,12 +3,12 @@ written."""
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import shutil
 import sys
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,24 +26,18 @@ from allranks.cli.options import (
 )
 from allranks.errors import EXIT_OK, AllranksError, DataError, EnvironmentNotAble, RequestError
 from allranks.spec.launchers import BUILT_IN, DEFAULT_LAUNCHER, LAUNCHERS, LauncherInfo, launchers_with
-from allranks.utils.redaction import redact
 
 if TYPE_CHECKING:
     from allranks.nodes.slurm.answers import PartitionGres
-    from allranks.spec.data_sources import Row
     from allranks.spec.examples import StarterChoices
 
 MACHINES = {info.machine: name for name, info in (*LAUNCHERS.items(), *BUILT_IN.items())}
 """The values of ``--machine``, each with its launcher; of two with the same value, the built-in one."""
-MAX_ATTEMPTS = 20
-"""Wrong answers after which the last message ends the verb: the input may be a program."""
 SINFO_TIMEOUT_S = 5.0
 NEEDED = ("model", "data", "machine")
 OPTIONS_OF_SOME = {"uses_slurm": ("nodes", "partition", "gpus_per_node", "time", "account"), "uses_hosts": ("hosts",)}
 """Options that only launchers with this property have."""
 _TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
-MAX_COLUMNS_SHOWN = 20
-MAX_VALUE_CHARACTERS = 60
 
 
 @dataclass
@@ -53,21 +47,27 @@ class Answers:
     values: dict[str, Any]
     ask: bool
     quiet: bool = False
-    reasked: set[str] = field(default_factory=set)
-    told: list[str] = field(default_factory=list)
 
     def tell(self, text: str) -> None:
-        """Print a line, once."""
-        if text not in self.told and not self.quiet:
+        if not self.quiet:
             echo(text, err=True)
-        self.told.append(text)
 
-    def take(self, key: str, question: str, default: Any, *, kind: Any = None) -> Any:
-        """Return the option, else the answer, else the default."""
-        if self.values.get(key) is None or key in self.reasked:
-            self.reasked.discard(key)
-            self.values[key] = self._answer(question, default, kind) if self.ask else default
-        return self.values[key]
+    def take(
+        self, key: str, question: str, default: Any, *, kind: Any = None, check: Callable[[Any], object] = repr
+    ) -> Any:
+        """Return the option, else the answer, else the default; a question is repeated until `check` accepts it."""
+        while self.ask and self.values.get(key) is None:
+            answer = self._answer(question, default, kind)
+            try:
+                check(answer)
+            except AllranksError as error:
+                echo(f"{error}\n", err=True)
+                continue
+            self.values[key] = answer
+            return answer
+        value = default if self.values.get(key) is None else self.values[key]
+        check(value)
+        return value
 
     def _answer(self, question: str, default: Any, kind: Any) -> Any:
         shown = default if default is not None else ""
@@ -137,7 +137,17 @@ def init_command(output: Path, yes: bool, force: bool, as_json: bool, **options:
     if not to_stdout:
         check_new_file(output, force=force)
     ask = _may_ask(options, yes)
-    text, choices = _agree(Answers(options, ask, quiet=as_json and not ask), "spec.yaml" if to_stdout else str(output))
+    file = "spec.yaml" if to_stdout else str(output)
+    answers = Answers(options, ask, quiet=as_json and not ask)
+    choices = _choices(answers)
+    try:
+        text, notes = _checked_text(choices, file)
+    except DataError as error:
+        if "no template fits" in str(error):
+            answers.tell("init takes them as --columns ROLE=COLUMN,..., or --template FILE")
+        raise
+    for note in notes:
+        answers.tell(f"note: {note}")
     if not to_stdout:
         write_new_file(output, text, force=force)
     if as_json:
@@ -177,47 +187,20 @@ def _may_ask(options: dict[str, Any], yes: bool) -> bool:
     return True
 
 
-def _agree(answers: Answers, file: str) -> tuple[str, StarterChoices]:
-    """Return the text of a spec that was checked, and the choices; ask again for refused values.
-
-    Raises:
-        AllranksError: the options are refused.
-    """
-    for attempt in range(MAX_ATTEMPTS):
-        try:
-            choices = _choices(answers)
-            text, notes = _checked_text(choices, file)
-        except AllranksError as error:
-            wrong = _wrong_answer(str(error), columns_asked=answers.values.get("columns") is not None)
-            if not answers.ask or wrong is None or attempt == MAX_ATTEMPTS - 1:
-                if "no template fits" in str(error):
-                    answers.tell("init takes them as --columns ROLE=COLUMN,..., or --template FILE")
-                raise
-            echo(f"{error}\n", err=True)
-            answers.reasked.add(wrong)
-            if wrong == "data":  # those of another file
-                answers.values.update(columns=None, template=None)
-        else:
-            for note in notes:
-                answers.tell(f"note: {note}")
-            return text, choices
-    raise AssertionError("unreachable")
-
-
 def _choices(answers: Answers) -> StarterChoices:
     from allranks.spec.examples import StarterChoices, default_data
     from allranks.spec.strategies import strategy_info
 
-    model = answers.take("model", "Model: hub name, folder, or tiny:llama for a test", "tiny:llama")
-    data = answers.take("data", "Data: hub name, file, or a built-in set for a test", default_data(model))
+    model = answers.take("model", "Model: hub name, folder, or tiny:llama for a test", "tiny:llama", check=_check_model)
+    source = default_data(model)
+    data = answers.take("data", "Data: hub name, file, or a built-in set for a test", source, check=describe_data)
     answers.tell(f"data: {data}: {describe_data(data)}")
     columns = data_columns(answers, model, data)
     interactive = answers.ask and answers.values.get("machine") is None
     slurm = interactive and shutil.which("sinfo") is not None and _partitions()
     likely = launchers_with(uses_slurm=True)[0] if slurm else DEFAULT_LAUNCHER
     machine = answers.take("machine", "Machine", LAUNCHERS[likely].machine, kind=click.Choice([*MACHINES]))
-    strategy = answers.take("strategy", "Strategy", "pytorch_ddp")
-    strategy_info(strategy)
+    strategy = answers.take("strategy", "Strategy", "pytorch_ddp", check=strategy_info)
     chosen = StarterChoices(
         model=model,
         data=data,
@@ -233,12 +216,25 @@ def _choices(answers: Answers) -> StarterChoices:
     if launcher.uses_slurm:
         return _slurm(chosen, answers)
     if launcher.uses_hosts:
-        names = answers.take("hosts", "Hosts, separated by commas; the first one hosts the rendezvous", None)
-        hosts = tuple(name.strip() for name in (names or "").split(",") if name.strip())
-        if not hosts:
-            raise RequestError("--hosts is missing: names or addresses of the hosts, separated by commas")
+        question = "Hosts, separated by commas; the first one hosts the rendezvous"
+        hosts = _hosts(answers.take("hosts", question, None, check=_hosts))
         return replace(chosen, hosts=hosts, nodes=len(hosts))
     return chosen
+
+
+def _check_model(name: str) -> None:
+    from allranks.launch import preview
+    from allranks.spec.examples import default_data
+    from allranks.spec.loader import parse_spec
+
+    preview.plan(parse_spec({"model": {"name": name}, "data": {"source": default_data(name)}}))
+
+
+def _hosts(text: str | None) -> tuple[str, ...]:
+    hosts = tuple(name.strip() for name in (text or "").split(",") if name.strip())
+    if not hosts:
+        raise RequestError("--hosts is missing: names or addresses of the hosts, separated by commas")
+    return hosts
 
 
 def _refuse_others(answers: Answers, launcher: LauncherInfo) -> None:
@@ -260,16 +256,21 @@ def _slurm(chosen: StarterChoices, answers: Answers) -> StarterChoices:
     names = list(dict.fromkeys(row.partition for row in partitions))
     answers.tell(f"Slurm: partitions {', '.join(names)}" if names else "Slurm: sinfo does not answer here")
     default = next((row.partition for row in partitions if row.default), None)
-    partition = answers.take("partition", "Partition (empty: the cluster's default)", default)
-    if names and partition is not None and not set(partition.split(",")) <= set(names):
-        raise RequestError(f"--partition {partition}: Slurm has no such partition (known: {', '.join(names)})")
+
+    def check_partition(partition: str | None) -> None:
+        if names and partition is not None and not set(partition.split(",")) <= set(names):
+            raise RequestError(f"--partition {partition}: Slurm has no such partition (known: {', '.join(names)})")
+
+    def check_time(time: str | None) -> None:
+        if time is not None and not _TIME.fullmatch(time):
+            raise RequestError(
+                f"--time {time}: expected a time limit of Slurm, such as 30 (minutes), 01:00:00 or 1-00:00:00"
+            )
+
+    partition = answers.take("partition", "Partition (empty: the cluster's default)", default, check=check_partition)
     gpus = partition_gpus(partitions, partition)
     gpus = answers.take("gpus_per_node", "GPUs per node (0: none)", gpus or 0, kind=click.IntRange(0))
-    time = answers.take("time", "Time limit, such as 01:00:00 (empty: the partition's)", None)
-    if time is not None and not _TIME.fullmatch(time):
-        raise RequestError(
-            f"--time {time}: expected a time limit of Slurm, such as 30 (minutes), 01:00:00 or 1-00:00:00"
-        )
+    time = answers.take("time", "Time limit, such as 01:00:00 (empty: the partition's)", None, check=check_time)
     return replace(
         chosen,
         nodes=answers.take("nodes", "Nodes", 1, kind=click.IntRange(1)),
@@ -320,14 +321,6 @@ def _checked_text(choices: StarterChoices, file: str) -> tuple[str, list[str]]:
     raise RequestError(problem)
 
 
-def _wrong_answer(message: str, *, columns_asked: bool) -> str | None:
-    """Return the question whose answer a message refuses."""
-    if columns_asked and ("data.columns" in message or "no template fits" in message):
-        return "columns"
-    match = re.search(r"(?<![\w.])(model|data|strategy)\.\w|--(columns|hosts|partition|time)\b", message)
-    return match[1] or match[2] if match else None
-
-
 def describe_data(source: str) -> str:
     """Return what a source is: a built-in set, a file with its columns, or a name of the hub.
 
@@ -356,65 +349,52 @@ def describe_data(source: str) -> str:
 def data_columns(answers: Answers, model: str, source: str) -> tuple[tuple[str, str], ...]:
     """Return the roles of columns: those of the option, or of the answer where no template fits the file.
 
-    The answer can also be the name of a Jinja file, which becomes the option ``template``.
+    Both can also be the name of a Jinja file, which becomes the option ``template``.
 
     Raises:
-        RequestError: the option or the answer is neither of both.
+        RequestError: the option is neither of both.
     """
     from allranks.spec import data_sources
 
     given = answers.values.get("columns")
-    if given is not None and "columns" not in answers.reasked:
-        return _accept(answers, str(given))
-    if not answers.ask or answers.values.get("template") or not data_sources.looks_like_file(source):
+    if given is not None or not answers.ask or answers.values.get("template"):
+        return _accept(answers, given)
+    rows = data_sources.read_first_rows(source) if data_sources.looks_like_file(source) else []
+    if not rows:
         return ()
     from allranks.planning.model_checks import trains_classifier
     from allranks.spec.data_columns import NoTemplateFits, fitting_template
     from allranks.spec.loader import parse_spec
     from allranks.spec.records import DataSpec
 
-    rows = data_sources.read_first_rows(source)
-    # False if that is not known here
-    classifier = trains_classifier(parse_spec({"model": {"name": model}, "data": {"source": "builtin:instructions"}}))
+    spec = parse_spec({"model": {"name": model}, "data": {"source": "builtin:instructions"}})
+    classifier = trains_classifier(spec) is True  # False if that is not known here
+
+    def check(text: str | None) -> None:
+        if not _is_jinja(text or ""):
+            fitting_template(DataSpec(source=source), dict(parse_columns(text or "")), rows, classifier=classifier)
+
     try:
-        if rows:
-            fitting_template(DataSpec(source=source), {}, rows, classifier=classifier is True)
+        fitting_template(DataSpec(source=source), {}, rows, classifier=classifier)
     except NoTemplateFits as error:
-        if "separated by" not in str(error):
-            return _ask(answers, source, rows, classifier=classifier is True)
-    except DataError:
-        pass  # `plan` says it
+        answers.tell(f"{error}\n")
+        question = "Roles of the columns (ROLE=COLUMN, ...; or a .jinja file)"
+        return _accept(answers, answers.take("columns", question, None, check=check))
+    except DataError:  # `plan` says it
+        pass
     return ()
 
 
-def _ask(answers: Answers, source: str, rows: list[Row], *, classifier: bool) -> tuple[tuple[str, str], ...]:
-    from allranks.spec.data_columns import fitting_template, merged_row
-    from allranks.spec.records import DataSpec
-
-    row = merged_row(rows)
-    answers.tell("No template fits these columns; the first row:")
-    for name, value in list(row.items())[:MAX_COLUMNS_SHOWN]:
-        answers.tell(f"  {name}: {_shortened(value)}")
-    answers.tell("Roles are such as prompt and response, instruction and output, messages, text, or text and label")
-    answer = answers.take("columns", "Roles of the columns (ROLE=COLUMN, ...; or a .jinja file)", None)
-    columns = _accept(answers, str(answer)) if answer else ()
-    if columns:  # a mistake is reported at its question
-        fitting_template(DataSpec(source=source), dict(columns), rows, classifier=classifier)
-    return columns
+def _is_jinja(text: str) -> bool:
+    return Path(text).suffix in (".jinja", ".jinja2", ".j2") and "=" not in text
 
 
-def _shortened(value: Any) -> str:
-    text = " ".join((value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)).split())
-    text = redact(text)
-    return text if len(text) <= MAX_VALUE_CHARACTERS else text[: MAX_VALUE_CHARACTERS - 3] + "..."
-
-
-def _accept(answers: Answers, text: str) -> tuple[tuple[str, str], ...]:
+def _accept(answers: Answers, text: str | None) -> tuple[tuple[str, str], ...]:
     """Return the roles of an answer, or take it as the name of a Jinja file."""
-    if Path(text).suffix in (".jinja", ".jinja2", ".j2") and "=" not in text:
+    if text is not None and _is_jinja(text):
         answers.values.update(columns=None, template=text)
         return ()
-    return parse_columns(text)
+    return parse_columns(text) if text is not None else ()
 
 
 def parse_columns(text: str) -> tuple[tuple[str, str], ...]:

@@ -59,22 +59,11 @@ def logs_command(
     number = attempt or attempts[-1]
     files = _chosen(run_dir, number, rank, node)
     if as_json:
-        print_json(
-            [
-                {
-                    "rank": r,
-                    "host": p.name.rsplit(".rank", 1)[0],
-                    "attempt": number,
-                    "file": str(p),
-                    "lines": _lines(p, last),
-                }
-                for r, p in files.items()
-            ]
-        )
+        rows = [(r, p.name.rsplit(".rank", 1)[0], number, str(p), _lines(p, last)) for r, p in files.items()]
+        print_json([dict(zip(("rank", "host", "attempt", "file", "lines"), row, strict=True)) for row in rows])
         return EXIT_OK
-    offsets = {}
+    offsets = {path: path.stat().st_size if path.exists() else 0 for path in files.values()}
     for r, path in files.items():
-        offsets[r] = path.stat().st_size if path.exists() else 0
         for line in _lines(path, last):
             echo(f"[rank {r}] {line}")
     if follow:
@@ -103,38 +92,26 @@ def _chosen(run: RunDir, attempt: int, ranks: tuple[int, ...], node: str | None)
 def _lines(path: Path, last: int) -> list[str]:
     """Return the last lines of a log (0 for all), sanitized for the terminal."""
     from allranks.utils.inputs import read_text
+    from allranks.utils.redaction import redact
+    from allranks.utils.text import printable
 
     try:
         lines = read_text(path, errors="replace").splitlines()
     except OSError as error:  # the other logs are still shown
         return [f"(this log cannot be read: {error.strerror})"]
-    return _shown(lines[-last - PRIVATE_KEY_LINES :] if last else lines)[-last:]
+    lines = lines[-last - PRIVATE_KEY_LINES :] if last else lines
+    return redact("\n".join(map(printable, lines))).split("\n")[-last:] if lines else []
 
 
-def _shown(lines: list[str]) -> list[str]:
-    """Return lines without secrets (also multi-line ones, such as private keys) and without control characters."""
-    from allranks.utils.redaction import redact
-    from allranks.utils.text import printable
-
-    return redact("\n".join(printable(line) for line in lines)).split("\n") if lines else []
-
-
-def _follow(run: RunDir, attempt: int, ranks: tuple[int, ...], node: str | None, offsets: dict[int, int]) -> None:
+def _follow(run: RunDir, attempt: int, ranks: tuple[int, ...], node: str | None, offsets: dict[Path, int]) -> None:
     from allranks import api
-    from allranks.utils.inputs import read_appended
+    from allranks.cli.run_output import LogReader
 
+    reader = LogReader(offsets)
     while True:
         alive = api.running(run)
         for r, path in _chosen(run, attempt, (), node).items():
-            if ranks and r not in ranks:
-                continue
-            try:
-                data = read_appended(path, offsets.get(r, 0)).data
-            except OSError:  # removed meanwhile, or no log
-                continue
-            end = data.rfind(b"\n") + 1
-            offsets[r] = offsets.get(r, 0) + end
-            for line in _shown(data[:end].decode("utf-8", "replace").splitlines()):
+            for line in reader.new_lines(path) if not ranks or r in ranks else ():
                 echo(f"[rank {r}] {line}")
         if not alive or is_closed(sys.stdout):
             return

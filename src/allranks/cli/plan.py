@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from allranks.launch.preview import PreparedRun
     from allranks.planning.env_vars import EnvVar
     from allranks.planning.memory import Fit
-    from allranks.planning.memory.estimate import Moment
     from allranks.planning.records import LaunchPlan
     from allranks.spec import RunSpec
 
@@ -121,9 +120,8 @@ def show_plan(
     """
     import msgspec
     from rich.markup import escape
-    from rich.table import Table
 
-    from allranks.cli.console import SafeConsole
+    from allranks.cli.console import FittedColumn, print_fitted, table_console
     from allranks.planning.rank_environment import with_hidden_secrets
 
     plan = msgspec.structs.replace(plan, environment=with_hidden_secrets(plan.environment))
@@ -132,17 +130,13 @@ def show_plan(
         print_json(msgspec.to_builtins(plan) | {name: value for name, value in more.items() if value})
         warn(plan.warnings)
         return
-    console = SafeConsole()
+    console = table_console()
     say = partial(console.print, highlight=False, soft_wrap=not console.is_terminal)  # piped: whole lines, for grep
     for sentence in _summary_lines(plan, training):
         say(sentence)
     if full:
-        table = Table(title="Ranks", title_justify="left")
-        for name in ("rank", "node", "local rank", "host"):
-            table.add_column(name)
-        for row in plan.rank_rows():
-            table.add_row(*(escape(str(value)) for value in row))
-        console.print(table)
+        columns = [FittedColumn(name) for name in ("rank", "node", "local rank", "host")]
+        print_fitted(console, columns, [[str(value) for value in row] for row in plan.rank_rows()], title="Ranks")
     else:
         _show_nodes(console, plan)
     _show_environment(console, plan.environment, full=full)
@@ -160,70 +154,36 @@ def show_plan(
 
 def _show_nodes(console: SafeConsole, plan: LaunchPlan) -> None:
     """Show the ranks of each node; nodes that the scheduler chooses, and one node alone, in one line."""
-    from rich.markup import escape
-    from rich.table import Table
-
+    from allranks.cli.console import FittedColumn, print_fitted
     from allranks.utils.text import format_ranks
 
     nodes = plan.nodes
     ranks = f"{'rank' if plan.world_size == 1 else 'ranks'} {format_ranks(list(range(plan.world_size)))}"
     if len(nodes) == 1 or all(node.host is None for node in nodes):
         hosts = f"{len(nodes)} nodes, {plan.procs_per_node} on each" if len(nodes) > 1 else nodes[0].host or "node 0"
-        console.print(f"{ranks} on {escape(hosts)}", highlight=False)
+        console.print(f"{ranks} on {hosts}", highlight=False, markup=False)
         return
-    table = Table(title="Ranks", title_justify="left")
-    for name in ("ranks", "node", "host"):
-        table.add_column(name)
     shown = nodes if len(nodes) <= MAX_NODE_ROWS + 1 else nodes[:MAX_NODE_ROWS]
-    for node in shown:
-        table.add_row(format_ranks(node.ranks), str(node.node), escape(node.host or f"node {node.node}"))
+    rows = [[format_ranks(node.ranks), str(node.node), node.host or f"node {node.node}"] for node in shown]
     if more := nodes[len(shown) :]:
         last = format_ranks([rank for node in more for rank in node.ranks])
-        table.add_row(last, format_ranks([node.node for node in more]), f"{len(more)} more nodes (--full)")
-    console.print(table)
-
-
-LINES = 5
-"""Vertical lines of a table with four columns."""
-
-
-def _widths(columns: dict[str, list[str]], width: int) -> list[int]:
-    """Return the widths of the columns of a table with lines: rich crops a table whose least widths do not fit.
-
-    Names and values of up to three eighths of the room stay whole; what is longer is broken anyway.
-    """
-    from allranks.cli.console import GAP, NARROWEST, FittedColumn, column_widths
-
-    whole = (width - LINES - GAP * len(columns)) * 3 // 8
-    fitted = []
-    for title, cells in columns.items():
-        kept = [len(c) for c in cells if len(c) <= whole] if title in ("variable", "value") else []
-        fitted.append(FittedColumn(title, fold_to=max([NARROWEST, *kept])))
-    naturals = [column.natural(cells) for column, cells in zip(fitted, columns.values(), strict=True)]
-    return column_widths(fitted, naturals, range(len(fitted)), width - LINES)
+        rows.append([last, format_ranks([node.node for node in more]), f"{len(more)} more nodes (--full)"])
+    print_fitted(console, [FittedColumn(name) for name in ("ranks", "node", "host")], rows, title="Ranks")
 
 
 def _show_environment(console: SafeConsole, variables: list[EnvVar], *, full: bool) -> None:
     """Show the variables of the ranks. Without `full`, those that are left alone are only named."""
-    from rich.markup import escape
-    from rich.table import Table
+    from allranks.cli.console import FittedColumn, print_fitted
 
-    shown = [item for item in variables if full or item.value is not None]
-    if shown:
-        table = Table(title="Environment of the ranks", title_justify="left")
-        columns = {
-            "variable": [i.name for i in shown],
-            "value": [i.value or "" for i in shown],
-            "source": [i.source for i in shown],
-            "why": [i.reason for i in shown],
-        }
-        for name, width in zip(columns, _widths(columns, console.width), strict=True):
-            table.add_column(name, overflow="fold", width=width)
-        for item in shown:
-            absent = "(on each node)" if item.source == "nodes" else "(not set)"
-            value = absent if item.value is None else escape(item.value)
-            table.add_row(escape(item.name), value, item.source, escape(item.reason))
-        console.print(table)
+    absent = {True: "(on each node)", False: "(not set)"}
+    rows = [
+        [i.name, absent[i.source == "nodes"] if i.value is None else i.value, i.source, i.reason]
+        for i in variables
+        if full or i.value is not None
+    ]
+    columns = [FittedColumn("variable", fold_to=31), FittedColumn("value", fold_to=12), FittedColumn("source")]
+    if rows:
+        print_fitted(console, [*columns, FittedColumn("why", fold_to=20)], rows, title="Environment of the ranks")
     if full:
         return
     later = [item.name for item in variables if item.value is None and item.source == "nodes"]
@@ -231,7 +191,7 @@ def _show_environment(console: SafeConsole, variables: list[EnvVar], *, full: bo
     for words, names in (("decided on each node", later), ("left at their defaults", unset)):
         if names:
             text = f"{words}: {', '.join(names)} (reasons: --full)"
-            console.print(escape(text), highlight=False, soft_wrap=not console.is_terminal)
+            console.print(text, highlight=False, markup=False, soft_wrap=not console.is_terminal)
 
 
 def _summary_lines(plan: LaunchPlan, training: str | None) -> Iterator[str]:
@@ -291,28 +251,11 @@ MEMORY_PARTS = (
 SHORT_MOMENT_NAMES = {"end of backward": "end of step", "optimizer step": "update"}
 
 
-def _moments_that_fit(estimate: Fit, width: int) -> list[Moment]:
-    """Return the phases whose columns fit; the peak always does. Narrower columns would break the numbers."""
-    from allranks.utils.text import format_bytes
-
-    used = {words for key, words in MEMORY_PARTS if any(moment.parts.get(key) for moment in estimate.moments)}
-    room = width - 4 - max(map(len, used), default=0)
-    kept = list(estimate.moments)
-
-    def needed(moment: Moment) -> int:
-        numbers = (format_bytes(n) for n in (*moment.parts.values(), moment.total_bytes))
-        return 3 + max(len(SHORT_MOMENT_NAMES.get(moment.name, moment.name)), *map(len, numbers))
-
-    while sum(map(needed, kept)) > room and (others := [m for m in kept if m.name != estimate.peak]):
-        kept.remove(min(others, key=lambda m: m.total_bytes))
-    return kept
-
-
 def show_memory(console: SafeConsole, estimate: Fit) -> None:
     """Show a rank's memory in each phase, the verdict, and what would make it fit."""
     from rich.markup import escape
-    from rich.table import Table
 
+    from allranks.cli.console import FittedColumn, print_fitted
     from allranks.planning.memory.remedies import remedy_line, remedy_settings, verdict_line
     from allranks.utils.text import format_bytes
 
@@ -323,24 +266,18 @@ def show_memory(console: SafeConsole, estimate: Fit) -> None:
             f"{estimate.parameters_trained:,} trained"
         )
         say(escape(of))
-        table = Table(title="Memory of one rank, estimated", title_justify="left")
-        table.add_column("phase")
-        moments = _moments_that_fit(estimate, console.width)
-        for moment in moments:
-            table.add_column(
-                SHORT_MOMENT_NAMES.get(moment.name, moment.name),
-                justify="right",
-                style="bold" if moment.name == estimate.peak else None,
-            )
-        for key, words in MEMORY_PARTS:
-            if any(moment.parts.get(key) for moment in estimate.moments):
-                table.add_row(words, *(format_bytes(n) if (n := m.parts.get(key)) else "" for m in moments))
-        table.add_section()
-        table.add_row("together", *(format_bytes(m.total_bytes) for m in moments))
-        console.print(table)
-        if len(moments) < len(estimate.moments):
-            absent = ", ".join(SHORT_MOMENT_NAMES.get(m.name, m.name) for m in estimate.moments if m not in moments)
-            console.print(f"not shown in {console.width} columns: {absent}", highlight=False)
+        # in a narrow terminal the smallest phases are left out first, and the peak never
+        by_size = sorted((m for m in estimate.moments if m.name != estimate.peak), key=lambda m: -m.total_bytes)
+        drops = {m.name: place for place, m in enumerate(by_size, 1)}
+        titles = {m.name: SHORT_MOMENT_NAMES.get(m.name, m.name) for m in estimate.moments}
+        columns = [FittedColumn(title, right=True, drop=drops.get(name, 0)) for name, title in titles.items()]
+        rows = [
+            [words, *(format_bytes(n) if (n := m.parts.get(key)) else "" for m in estimate.moments)]
+            for key, words in MEMORY_PARTS
+            if any(m.parts.get(key) for m in estimate.moments)
+        ]
+        rows.append(["together", *(format_bytes(m.total_bytes) for m in estimate.moments)])
+        print_fitted(console, [FittedColumn("phase"), *columns], rows, title="Memory of one rank, estimated")
     say(f"memory: {escape(verdict_line(estimate))}")
     for i, remedy in enumerate(estimate.remedies, 1):
         say(f"  {i}. {escape(remedy_line(remedy))}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +14,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 from rich.progress import Progress, ProgressColumn, Task
 from rich.progress_bar import ProgressBar
-from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
 from allranks.analysis.machine_load import machine_notes
 from allranks.analysis.metrics import before_and_after
@@ -36,7 +37,7 @@ from allranks.utils.text import (
     sanitize,
 )
 
-BAR_WIDTH = 20
+BAR_WIDTH = 16
 """Smallest width of the bar beside other fields."""
 MIN_BAR_WIDTH = 4
 
@@ -59,24 +60,20 @@ class Field(NamedTuple):
     style: str = ""
 
 
-def clock_text(seconds: float) -> str:
-    """Format 65 as 1:05, 3671 as 1:01:11."""
-    minutes, rest = divmod(max(0, int(seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def fitting_fields(before: Sequence[Field], after: Sequence[Field], width: int) -> tuple[list[Field], list[Field], int]:
-    """Return the fields before and after the bar that fit, and the width of the bar; 0: no bar."""
-    kept: set[int] = set()
+def fitting_fields(fields: Sequence[Field], width: int) -> tuple[list[Field], int]:
+    """Return the fields beside the bar that fit, and the width of the bar; 0: no bar."""
+    kept: set[Field] = set()
     taken = 0
-    for field in sorted((f for f in (*before, *after) if f.text), key=lambda f: f.drop):
+    for field in sorted(filter(lambda f: f.text, fields), key=lambda f: f.drop):
         needed = cell_len(field.text) + 1
         if not field.drop or taken + needed + BAR_WIDTH <= width:
-            kept.add(id(field))
+            kept.add(field)
             taken += needed
-    bar = width - taken if width - taken >= MIN_BAR_WIDTH else 0
-    return [f for f in before if id(f) in kept], [f for f in after if id(f) in kept], bar
+    return [f for f in fields if f in kept], width - taken if width - taken >= MIN_BAR_WIDTH else 0
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=int(seconds))).removeprefix("0:")
 
 
 class ProgressLine(ProgressColumn):
@@ -95,33 +92,18 @@ class _Line:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         task = self._task
         left = task.time_remaining if task.total is not None else None
-        before, after, width = fitting_fields(
-            [Field(printable(task.description), drop=4 if task.description == TRAINING else 1)],
-            [
-                Field(printable(task.fields["step"]), drop=1),
-                Field(printable(task.fields["loss"]), drop=2),
-                Field(printable(task.fields["speed"]), drop=3),
-                Field(clock_text(task.elapsed or 0), drop=0, style="progress.elapsed"),
-                Field("" if left is None else f"{clock_text(left)} left", drop=0, style="progress.remaining"),
-            ],
-            options.max_width,
-        )
-        line = [part for field in before for part in (_segment(console, field), Segment(" "))]
+        fields = [
+            Field(printable(task.description), drop=4 if task.description == TRAINING else 1),
+            *(Field(printable(task.fields[key]), drop) for drop, key in enumerate(("step", "loss", "speed"), 1)),
+            Field(_clock(task.elapsed or 0), drop=0, style="progress.elapsed"),
+            Field(f"{_clock(left)} left" if left is not None else "", drop=0, style="progress.remaining"),
+        ]
+        kept, width = fitting_fields(fields, options.max_width)
         if width:
-            bar = ProgressBar(
-                total=task.total,
-                completed=task.completed,
-                width=width,
-                pulse=task.total is None,
-                animation_time=task.get_time(),
-            )
-            line += list(console.render(bar, options.update(width=width)))
-        line += [part for field in after for part in (Segment(" "), _segment(console, field))]
-        yield from (segment for segment in line if segment.text != "\n")
-
-
-def _segment(console: Console, field: Field) -> Segment:
-    return Segment(field.text, console.get_style(field.style) if field.style else None)
+            pulse, now = task.total is None, task.get_time()
+            bar = ProgressBar(task.total, task.completed, width=width, pulse=pulse, animation_time=now)
+            yield from (s for s in console.render(bar, options.update(width=width)) if s.text != "\n")
+        yield Text.assemble(*((f" {field.text}", field.style) for field in kept), end="")
 
 
 def run_progress(console: Console) -> Progress:
@@ -180,11 +162,40 @@ class ProgramProgress:
         return "" if self._steps_per_s is None else f"{self._steps_per_s:.3g} steps/s"
 
 
+class LogReader:
+    """Read the new lines of growing logs, without escape sequences and secrets.
+
+    Of a line that a program overwrites (carriage returns, as progress bars do) the last state is returned.
+
+    Args:
+        offsets: bytes of each log that are read already.
+        limit: of a log that grows by more bytes between two calls, the older ones are left out, and that is said.
+    """
+
+    def __init__(self, offsets: dict[Path, int], limit: int | None = None) -> None:
+        self._offsets, self._limit = offsets, limit
+        self._rests: dict[Path, bytes] = {}
+
+    def new_lines(self, path: Path, *, last: bool = False) -> list[str]:
+        """Return the new complete lines of a log; with `last` also one without a line feed."""
+        from allranks.utils.redaction import redact
+
+        try:
+            data, skipped = read_appended(path, self._offsets.get(path, 0), self._limit)
+        except OSError:  # removed meanwhile, or no log
+            return []
+        self._offsets[path] = self._offsets.get(path, 0) + skipped + len(data)
+        before = b"" if skipped else self._rests.get(path, b"")
+        *whole, rest = (before + data).split(b"\n")
+        whole = [*whole[bool(skipped) :], *([rest] if last else [])]
+        self._rests[path] = b"" if last else rest[-LINE_BYTES:]
+        lines = [printable(_visible(line).decode("utf-8", "replace")).rstrip() for line in whole]
+        shown = redact("\n".join(line for line in lines if line)).split("\n") if any(lines) else []
+        return [f"... {skipped:,} bytes are not shown; the log has all: {path}", *shown] if skipped else shown
+
+
 class ProgramOutput(threading.Thread):
     """Show new lines of the ranks' logs until the block ends; as a context manager around the run.
-
-    Escape sequences and secrets are removed. Of a line that a program overwrites (carriage returns, as progress bars
-    do) the last state is shown.
 
     Args:
         show: prints a line.
@@ -194,10 +205,8 @@ class ProgramOutput(threading.Thread):
     def __init__(self, run: RunDir, show: Callable[[str], object], which: str) -> None:
         super().__init__(name="output", daemon=True)
         self._run, self._show, self._which = run, show, which
-        self._offsets: dict[Path, int] = {path: path.stat().st_size for path in self._logs().values()}
-        self._rests: dict[Path, bytes] = {}
+        self._reader = LogReader({path: path.stat().st_size for path in self._logs().values()}, CHUNK_BYTES)
         self._stopped = threading.Event()
-        self._failed = False
 
     def __enter__(self) -> ProgramOutput:
         self.start()
@@ -218,35 +227,13 @@ class ProgramOutput(threading.Thread):
         return {rank: path for rank, path in logs.items() if self._which == "all" or rank == 0}
 
     def _look(self, *, last: bool = False) -> None:
-        """Show new events. A display never ends a run."""
-        if self._failed:
-            return
+        """Show new lines. A display never ends a run."""
         try:
             for rank, path in self._logs().items():
-                for line in self._new_lines(path, last=last):
+                for line in self._reader.new_lines(path, last=last):
                     self._show(f"[rank {rank}] {line}" if self._which == "all" else line)
         except Exception:  # noqa: BLE001 - a closed terminal, a damaged folder
-            self._failed = True
-
-    def _new_lines(self, path: Path, *, last: bool) -> list[str]:
-        from allranks.utils.redaction import redact
-        from allranks.utils.text import printable
-
-        try:
-            data, skipped = read_appended(path, self._offsets.get(path, 0), CHUNK_BYTES)
-        except OSError:
-            return []
-        self._offsets[path] = self._offsets.get(path, 0) + skipped + len(data)
-        before = b"" if skipped else self._rests.get(path, b"")
-        *whole, rest = (before + data).split(b"\n")
-        if skipped:
-            whole = whole[1:]
-        if last:
-            whole, rest = [*whole, rest], b""
-        self._rests[path] = rest[-LINE_BYTES:]
-        lines = [printable(_visible(line).decode("utf-8", "replace")).rstrip() for line in whole]
-        shown = redact("\n".join(line for line in lines if line)).split("\n") if any(lines) else []
-        return [f"... {skipped:,} bytes are not shown; the log has all: {path}", *shown] if skipped else shown
+            self._stopped.set()
 
 
 def _visible(line: bytes) -> bytes:
