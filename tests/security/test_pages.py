@@ -9,7 +9,6 @@ from html.parser import HTMLParser
 import msgspec
 import pytest
 
-from allranks.experiments.conclusions import PREDICTED_WORLD_SIZES, Prediction
 from allranks.experiments.gates import ComparisonRow, Gates
 from allranks.experiments.output import comparison_page, csv_text
 from allranks.lab.smoke import records
@@ -65,19 +64,8 @@ def test_page_of_a_comparison(text: str) -> None:
         "grad_accum": 1, "repeats": 1, "steps": 1, "warmup_steps": 1, "negative_control": {"error": 1.0},
         "ranks": [{name: {"repeats": [{}]} for name in (text, "a")}],
     }  # fmt: skip
-    html = comparison_page(
-        text,
-        measured,
-        [row(text)],
-        [text],
-        [
-            Prediction(strategy=text, ranks=n, step_time_s=1.0, tokens_per_s=1.0, error=0.1)
-            for n in PREDICTED_WORLD_SIZES
-        ],
-    )
-    clean = comparison_page(
-        "a", {**measured, **dict.fromkeys(("model", "dtype", "device"), "a")}, [row("a")], ["a"], []
-    )
+    html = comparison_page(text, measured, [row(text)], [text])
+    clean = comparison_page("a", {**measured, **dict.fromkeys(("model", "dtype", "device"), "a")}, [row("a")], ["a"])
     assert watched(html) == watched(clean) == []
     assert "default-src 'none'" in html
 

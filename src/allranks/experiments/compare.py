@@ -14,7 +14,7 @@ from allranks.analysis.trace import read_traces
 from allranks.analysis.trace.rank import RankResult, UnreadableTrace
 from allranks.analysis.trace.records import PHASES, Breakdown
 from allranks.errors import RunFailed, SpecError
-from allranks.experiments.conclusions import CommunicationModel, Prediction, recommend_strategy
+from allranks.experiments.conclusions import recommend_strategy
 from allranks.experiments.gates import ComparisonRow, evaluate_strategies, trial_limits
 from allranks.experiments.output import comparison_page, csv_text, file_links
 from allranks.launch import runs
@@ -36,8 +36,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     rows: list[ComparisonRow]
     advice: list[str]
-    model: CommunicationModel | None
-    predictions: list[Prediction]
     measured: dict[str, Any]
 
     @property
@@ -45,14 +43,14 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return all(row.gates.passed for row in self.rows)
 
     def document(self) -> dict[str, Any]:
-        """Return comparison.json: rows, recommendations, the fitted model and its predictions."""
+        """Return comparison.json: rows, recommendations, the setting; ``model`` and ``predictions`` are always empty."""
         known = {k: v for k, v in self.measured.items() if k not in ("ranks", "references")}
         limits = {kind: trial_limits(self.measured, kind) for kind in self.measured["references"]}
         return {
             "rows": [_row_document(row) for row in self.rows],
             "advice": self.advice,
-            "model": msgspec.to_builtins(self.model),
-            "predictions": msgspec.to_builtins(self.predictions),
+            "model": None,
+            "predictions": [],
             "setting": known | {"limits": limits},
         }
 
@@ -163,14 +161,12 @@ def _decided(prepared: PreparedRun, entry: StrategyChoice) -> StrategyChoice:
 def write_comparison(run: RunDir, measured: dict[str, Any]) -> Comparison:
     """Evaluate the measurements, and write the result."""
     found = evaluate_strategies(measured)
-    advice, model, predictions = recommend_strategy(measured, found)
-    done = Comparison(
-        folder=str(run.root), rows=found, advice=advice, model=model, predictions=predictions, measured=measured
-    )
+    advice = recommend_strategy(measured, found)
+    done = Comparison(folder=str(run.root), rows=found, advice=advice, measured=measured)
     write_json(run.root / "comparison.json", done.document())
     write_text_atomic(run.root / "comparison.csv", csv_text(found))
     files = file_links(run.root, [row.strategy for row in found])
-    page = comparison_page(run.name, measured, found, advice, predictions, files)
+    page = comparison_page(run.name, measured, found, advice, files)
     write_text_atomic(run.root / "comparison.html", page)
     return done
 

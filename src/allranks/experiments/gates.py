@@ -456,20 +456,14 @@ def load_conclusions(measured: Json, names: Sequence[str]) -> list[str]:
     Args:
         names: the strategies with figures.
     """
-    loads = {name: [load for load in repeat_loads(measured, name) if load is not None] for name in names}
-    every = [load for known in loads.values() for load in known]
-    disturbed = [load for load in every if load.overloaded]
+    loads = [load for name in names for load in repeat_loads(measured, name)]
+    disturbed = [load for load in loads if load is not None and load.overloaded]
     if not disturbed:
         return []
-    worst = max(disturbed, key=lambda load: load.taken_share or 0.0)
-    total = sum(len(repeat_loads(measured, name)) for name in names)
+    worst, total = max(disturbed, key=lambda load: load.taken_share or 0.0), len(loads)
     text = (
-        f"{worst.host} was overloaded in {len(disturbed)} of {total} timed repeats: up to {worst.taken_share:.0%} of "
-        f"the CPU time of the ranks was taken ({describe_load(worst)})."
-        if len({load.host for load in disturbed}) == 1
-        else f"The machines were overloaded in {len(disturbed)} of {total} timed repeats: on {worst.host} up to "
-        f"{worst.taken_share:.0%} of the "
-        f"CPU time of the ranks was taken ({describe_load(worst)})."
+        f"The machine was overloaded in {len(disturbed)} of {total} timed repeats: on {worst.host} up to "
+        f"{worst.taken_share:.0%} of the CPU time of the ranks was taken ({describe_load(worst)})."
     )
     spoiled = [name for name in names if not load_figures(measured, name)["undisturbed"]]
     if not spoiled:

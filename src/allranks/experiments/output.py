@@ -16,7 +16,6 @@ from rich.text import Text
 from allranks.analysis.report import html
 from allranks.analysis.report.figures import ACTIVITY_COLOURS, PHASE_COLOURS, STATE_COLOURS
 from allranks.analysis.report.html import Cell, Link, Section, long_cell, number_cell
-from allranks.experiments.conclusions import Prediction
 from allranks.experiments.gates import PROFILED, TIMED, ComparisonRow, Spread, find_spread, load_figures
 from allranks.utils.text import csv_cell, format_bytes
 
@@ -173,7 +172,6 @@ def comparison_page(
     measured: Json,
     rows: list[ComparisonRow],
     advice: list[str],
-    predictions: list[Prediction],
     files: html.Text | None = None,
 ) -> str:
     """Return comparison.html."""
@@ -194,10 +192,8 @@ def comparison_page(
         Section("gates", "Gates", [("stack", [_gate_table(rows)])], gates),
         Section("charts", "Charts", [("two", _charts(good, columns))], lines),
         Section("figures", "Figures", [("stack", tables)]),
-        Section("prediction", "Predicted tokens/s, not measured", [("stack", [_prediction_table(predictions)])],
-                short="Prediction"),
         Section("files", "Files", [("stack", [files])]),
-    ]  # fmt: skip
+    ]
     return html.render(html.Page("comparison of strategies", name, sections, _subtitle(measured, rows)))
 
 
@@ -248,22 +244,6 @@ def _collective_table(good: list[ComparisonRow]) -> html.Table | None:
             rows.append([name, c["kind"], c["phase"].replace("_", " "), *map(number_cell, numbers)])
     columns = ["strategy", "kind", "launched in", "calls", "bytes", "formula, whole kind"]
     return html.table("collectives", "Collectives per step in the process group", columns, rows)
-
-
-def _prediction_table(predictions: list[Prediction]) -> html.Table | None:
-    ranks, errors = sorted({p.ranks for p in predictions}), {p.strategy: p.error for p in predictions}
-    speed = {(p.strategy, p.ranks): float(f"{p.tokens_per_s:.2g}") for p in predictions}
-    rows: list[html.Row] = [
-        [name, *(number_cell(f"{speed[name, n]:,.0f}") for n in ranks), number_cell(f"{error:.0%}")]
-        for name, error in errors.items()
-    ]
-    note = (
-        "Assumes the same links and the same batch per rank, with a two-parameter model fitted to this run's "
-        "collectives. The error is how far the model is from the measured step time; strategies with a larger one than "
-        "20 % have no row. Values have two digits because of it. If ranks shared cores here, the prediction assumes "
-        "the same."
-    )
-    return html.table("prediction", "", ["strategy", *(f"{n:,} ranks" for n in ranks), "error here"], rows, note)
 
 
 def _page_tables(good: list[ComparisonRow], columns: Columns, measured: Json) -> list[html.Table | None]:
