@@ -14,7 +14,6 @@ CASES: dict[str, set[str]] = {
         "lines-gz",
         "one line-xz",
         "zeros-bz2",
-        "lines-zst",
     },
     "security/test_decompression.py::test_real_limits_bound_a_bomb_of_gigabytes": set(),
     "security/test_file_modes.py::test_a_training_run_leaves_nothing_open_and_its_cache_shared": set(),

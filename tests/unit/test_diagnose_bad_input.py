@@ -8,10 +8,7 @@ import io
 import lzma
 import os
 import random
-import shutil
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -33,13 +30,7 @@ def _ids(diagnosis: Diagnosis) -> list[str]:
     return [f.id for f in diagnosis.findings]
 
 
-def _zstd(data: bytes) -> bytes:
-    if shutil.which("zstd") is None:
-        pytest.skip("no program zstd")
-    return subprocess.run(["zstd", "-qc"], input=data, capture_output=True, check=True, timeout=30).stdout
-
-
-@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, _zstd], ids=["gz", "bz2", "xz", "zst"])
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress], ids=["gz", "bz2", "xz"])
 def test_packed_logs_are_read_whatever_their_name(tmp_path: Path, pack) -> None:
     (tmp_path / "a.log").write_bytes(pack(b"hello\n" + OOM))
     found = diagnose([tmp_path])
@@ -47,7 +38,7 @@ def test_packed_logs_are_read_whatever_their_name(tmp_path: Path, pack) -> None:
     assert found.findings[0].evidence[0].line == 2
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, _zstd], ids=["gz", "bz2", "xz", "zst"])
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress], ids=["gz", "bz2", "xz"])
 def test_cut_archive_is_said_and_its_beginning_counts(tmp_path: Path, pack) -> None:
     noise = random.Random(0).randbytes(1 << 19).hex().encode()
     text = OOM + b"\n".join(noise[i : i + 80] for i in range(0, len(noise), 80))
@@ -116,12 +107,9 @@ def test_a_device_is_not_read(tmp_path: Path) -> None:
     assert [p.text for p in found.problems] == ["is not a regular file"]
 
 
-def test_zstd_without_anything_that_reads_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.log").write_bytes(_zstd(b"hello\n" + OOM))
+def test_zstd_is_not_read_and_said(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_bytes(b"\x28\xb5\x2f\xfd" + bytes(100))
     (tmp_path / "good.log").write_bytes(OOM)
-    for name in ("compression", "compression.zstd"):
-        monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setenv("PATH", "")
     found = diagnose([tmp_path])
     assert _ids(found) == ["cuda_oom"]
     assert "decompress it first" in found.problems[0].text
@@ -183,17 +171,9 @@ def test_absent_path_is_the_callers_mistake(tmp_path: Path) -> None:
         diagnose([tmp_path / "nowhere"])
 
 
-@pytest.mark.parametrize("codec", ["utf-16", "utf-16-be", "latin-1"])
-def test_other_encodings(tmp_path: Path, codec: str) -> None:
-    """Also where the very line that tells has letters that are no UTF-8."""
-    error = OOM.decode().rstrip() + " auf dem Gerät in Köln\n"
-    text = "Fehler auf Knoten Köln\n" * (50_000 if codec != "latin-1" else 1) + error
-    mark = b"\xfe\xff" if codec == "utf-16-be" else b""
-    (tmp_path / "a.log").write_bytes(mark + text.encode(codec))
-    found = diagnose([tmp_path])
-    assert _ids(found) == ["cuda_oom"]
-    assert found.findings[0].evidence[0].line == text.count("\n")
-    assert ("Köln" in found.findings[0].evidence[0].text) == (codec != "latin-1")
+def test_bytes_that_are_no_utf_8(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_bytes((OOM.decode().rstrip() + " auf dem Gerät in Köln\n").encode("latin-1"))
+    assert _ids(diagnose([tmp_path])) == ["cuda_oom"]
 
 
 def test_escape_codes_and_progress_bars(tmp_path: Path) -> None:

@@ -161,7 +161,6 @@ def test_structured_messages_are_read_by_their_fields(tmp_path: Path, line: str,
         ("TypeError: f() got an unexpected keyword argument 'x'", "versions of libraries do not fit"),
         ("ValueError: loss is nan at step 5", "a value is not finite"),
         ("FileNotFoundError: [Errno 2] No such file or directory: '/d'", "a file or folder is not there"),
-        ("KeyError: 'labels'", "a key or a name is missing"),
     ],
 )
 def test_an_exception_gets_the_remedy_of_its_family(tmp_path: Path, said: str, title: str) -> None:

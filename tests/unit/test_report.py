@@ -398,7 +398,6 @@ def test_values_for_people() -> None:
         "678 MiB", "1.5 GiB", "512 B", "2,048.0 TiB"
     ]  # fmt: skip
     assert [text.format_bytes(n, digits=4) for n in (4000, 0, None)] == ["3.906 KiB", "0 B", "-"]
-    assert [text.format_bytes_decimal(n) for n in (999, 12_345_678)] == ["999 bytes", "12.3 MB"]
     assert [text.format_bytes_word(n) for n in (GIB, GIB - 1)] == ["1GiB", "1023MiB"]
     assert [text.format_short_count(n) for n in (5198080, 7_241_732_096)] == ["5.2 M", "7.24 B"]
     assert [text.format_loss(n) for n in (0.00012, 2208.9)] == ["1.2e-04", "2,208.9"]

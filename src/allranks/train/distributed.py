@@ -21,6 +21,7 @@ from allranks.planning.records import LaunchPlan
 from allranks.rundir.heartbeat import STORE_VARIABLE
 from allranks.train import step_timers
 from allranks.utils.machine import AMD_FILTERS, host_name
+from allranks.utils.text import parse_ranges
 
 
 def open_store(world_size: int, timeout: timedelta) -> dist.Store | None:
@@ -152,7 +153,7 @@ def bind_beside_gpu(bus: str, environment: Mapping[str, str], devices: Path = PC
     if environment.get(NUMA_BINDING) != "1" or not hasattr(os, "sched_setaffinity"):
         return set()
     try:
-        near = parse_cpu_list((devices / bus.lower() / "local_cpulist").read_text())
+        near = parse_ranges((devices / bus.lower() / "local_cpulist").read_text())
         allowed = os.sched_getaffinity(0)
         threads = environment.get("OMP_NUM_THREADS", "1")
         least = int(threads) if threads.isdigit() else 1
@@ -162,19 +163,6 @@ def bind_beside_gpu(bus: str, environment: Mapping[str, str], devices: Path = PC
     except (OSError, ValueError):
         return set()
     return near & allowed
-
-
-def parse_cpu_list(text: str) -> set[int]:
-    """Return the numbers of a kernel's list of CPUs: ``0-3,8``.
-
-    Raises:
-        ValueError: it is no such list.
-    """
-    numbers: set[int] = set()
-    for part in text.strip().split(",") if text.strip() else []:
-        first, _, last = part.partition("-")
-        numbers |= set(range(int(first), int(last or first) + 1))
-    return numbers
 
 
 def pci_address(device: torch.device) -> str:

@@ -11,9 +11,6 @@ import re
 
 from msgspec import Struct
 
-_DOCS = "torch.distributed documentation: {}"
-_MATCH = "torch/distributed/flight_recorder/components/types.py, Op.match: {}"
-
 
 class SizeRule(Struct, frozen=True):
     """Whether the sizes of a collective must be equal on all ranks.
@@ -25,7 +22,6 @@ class SizeRule(Struct, frozen=True):
 
     inputs: bool
     outputs: bool
-    source: str
     called_uneven: bool = False
 
     @property
@@ -34,46 +30,31 @@ class SizeRule(Struct, frozen=True):
         return self.inputs and self.outputs and not self.called_uneven
 
 
-_SAME = SizeRule(True, True, _MATCH.format("input and output sizes are compared"))
-_LIST = SizeRule(
-    True,
-    True,
-    (
-        "ProcessGroupNCCL.cpp, allgather and reduce_scatter: check_same_size decides between this operation and a "
-        "coalesced one"
-    ),
-    called_uneven=True,
-)
-_GATHER = SizeRule(True, False, _MATCH.format("output sizes are not compared, because only the root has outputs"))
-_SCATTER = SizeRule(False, True, _MATCH.format("input sizes are not compared, because only the root has inputs"))
-_GATHER_V = SizeRule(
-    False, True, "torchcomms, all_gather_v: the sizes of the outputs, by rank, are the same list on all ranks"
-)
-_SCATTER_V = SizeRule(
-    True, False, "torchcomms, reduce_scatter_v: the sizes of the inputs, by rank, are the same list on all ranks"
-)
-_SPLITS = SizeRule(False, False, _DOCS.format("all_to_all_single, input_split_sizes and output_split_sizes"))
-_COALESCED = SizeRule(
-    False, False, _MATCH.format("only the type is compared, because the entry has no sizes of its own")
-)
-_PEERS = SizeRule(False, False, _DOCS.format("send and recv: each pair of ranks has its own size"))
-
 _NAMES: tuple[tuple[SizeRule, str], ...] = (
+    # as torch's analyzer of flight recorders compares them (torch/distributed/flight_recorder, Op.match)
     (
-        _SAME,
+        SizeRule(inputs=True, outputs=True),
         "all_reduce all_reduce_barrier allreduce_coalesced sparse_all_reduce allreduce_sparse barrier "
         "broadcast _broadcast_oop reduce _reduce_oop all_gather_single all_gather_into_tensor "
         "all_gather_into_tensor_coalesced all_gather_into_tensor_out _all_gather_base reduce_scatter_single "
         "reduce_scatter_tensor reduce_scatter_tensor_coalesced _reduce_scatter_base",
     ),
-    (_LIST, "all_gather reduce_scatter"),
-    (_COALESCED, "allgather_coalesced reduce_scatter_coalesced coalesced"),
-    (_GATHER_V, "all_gather_v"),
-    (_SCATTER_V, "reduce_scatter_v"),
-    (_GATHER, "gather"),
-    (_SCATTER, "scatter"),
-    (_SPLITS, "all_to_all all_to_all_single alltoall_base all_to_allv all_to_all_v_single"),
-    (_PEERS, "send recv recv_any_source sendrecv"),
+    # ProcessGroupNCCL.cpp decides by check_same_size between this operation and a coalesced one
+    (SizeRule(inputs=True, outputs=True, called_uneven=True), "all_gather reduce_scatter"),
+    # an entry without sizes of its own
+    (SizeRule(inputs=False, outputs=False), "allgather_coalesced reduce_scatter_coalesced coalesced"),
+    # of torchcomms: one list of sizes, by rank, that is the same on all ranks
+    (SizeRule(inputs=False, outputs=True), "all_gather_v"),
+    (SizeRule(inputs=True, outputs=False), "reduce_scatter_v"),
+    # only the root has outputs, or inputs
+    (SizeRule(inputs=True, outputs=False), "gather"),
+    (SizeRule(inputs=False, outputs=True), "scatter"),
+    # each pair of ranks has its own size
+    (
+        SizeRule(inputs=False, outputs=False),
+        "all_to_all all_to_all_single alltoall_base all_to_allv all_to_all_v_single",
+    ),
+    (SizeRule(inputs=False, outputs=False), "send recv recv_any_source sendrecv"),
 )
 """The operations of each rule."""
 _SEPARATORS = re.compile(r"[^a-z0-9]")

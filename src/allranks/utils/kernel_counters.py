@@ -3,13 +3,14 @@ address.
 
 `judge_machine` says from the differences of two samples who took the CPU time that this process did not get. Gloo, and
 NCCL over sockets, send on the TCP connections; connections within one host are left out. What cannot be read is None,
-or is left out: absence is not evidence. Standard library only.
+or is left out: absence is not evidence.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import re
 import socket
 import struct
 import threading
@@ -22,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from allranks.utils.text import format_ranges
+from allranks.utils.text import format_ranges, parse_ranges
 
 NS = 1e-9
 BUSY_THREAD_SHARE = 0.1
@@ -95,10 +96,7 @@ class RunQueueClock:
 def sample_cpu() -> CpuSample:
     """Return the counters of this process and of its cores."""
     cores = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
-    try:
-        machine_s, steal_s = read_stat(Path("/proc/stat").read_text(), cores, 1 / os.sysconf("SC_CLK_TCK"))
-    except (OSError, ValueError):
-        machine_s = steal_s = None
+    machine_s, steal_s = _core_times(cores)
     return CpuSample(
         at_s=time.monotonic(),
         cores=cores,
@@ -144,16 +142,12 @@ def _grown(before: float | None, now: float | None) -> float | None:
     return None if before is None or now is None or now < before else round(now - before, 6)
 
 
-def cores_of(text: str) -> frozenset[int]:
-    """Return the core numbers of a list as `format_ranges` writes it; none if it is malformed."""
-    numbers: set[int] = set()
-    for part in text.split(","):
-        low, dash, high = part.partition("-")
-        high = high if dash else low
-        if not low.isdecimal() or not high.isdecimal() or int(high) - int(low) > 1 << 16:
-            return frozenset()
-        numbers |= set(range(int(low), int(high) + 1))
-    return frozenset(numbers)
+def _cores_of(use: CpuUse) -> set[int]:
+    """Return the core numbers of a record; none if it is malformed."""
+    try:
+        return parse_ranges(use.cores)
+    except ValueError:
+        return set()
 
 
 def _threads() -> dict[int, tuple[float, float]] | None:
@@ -171,49 +165,33 @@ def _threads() -> dict[int, tuple[float, float]] | None:
     return times or None
 
 
-def read_stat(text: str, cores: tuple[int, ...], tick_s: float) -> tuple[float | None, float | None]:
-    """Return busy and stolen seconds of these cores from /proc/stat; None if a core is missing.
+def _core_times(cores: tuple[int, ...]) -> tuple[float | None, float | None]:
+    """Return busy and stolen seconds of these cores; None if they are not known.
 
     Interrupts are not counted: no process causes them alone.
     """
-    wanted, busy, steal = set(cores), 0, 0
-    for line in text.splitlines():
-        name, *rest = line.split() or [""]
-        if not name.startswith("cpu"):
-            break
-        if name[3:].isdecimal() and int(name[3:]) in wanted and len(rest) >= 8 and all(v.isdecimal() for v in rest):
-            user, nice, system, _, _, _, _, stolen = (int(v) for v in rest[:8])
-            busy, steal = busy + user + nice + system, steal + stolen
-            wanted.discard(int(name[3:]))
-    return (busy * tick_s, steal * tick_s) if cores and not wanted else (None, None)
+    import psutil  # takes long to import
+
+    try:
+        times = psutil.cpu_times(percpu=True)
+        online = Path("/sys/devices/system/cpu/online").read_text()
+    except (OSError, ValueError):
+        return None, None
+    # psutil lists the cores that are online, without their numbers
+    if not cores or cores[-1] >= len(times) or parse_ranges(online) != set(range(len(times))):
+        return None, None
+    own = [times[core] for core in cores]
+    return sum(t.user + t.nice + t.system for t in own), sum(t.steal for t in own)
 
 
 def _throttled() -> float | None:
-    """Return how long a CPU quota has stopped this process's group; None without a quota."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        number, names, path = line.split(":", 2)
-        if number == "0" and not names:
-            places = ["/sys/fs/cgroup" + path, "/sys/fs/cgroup"]
-        elif "cpu" in names.split(","):
-            places = [f"/sys/fs/cgroup/{names}{path}", f"/sys/fs/cgroup/cpu{path}", "/sys/fs/cgroup/cpu"]
-        else:
-            continue
-        for place in places:
+    """Return how long a CPU quota has stopped this process's group (cgroups version 2); None without a quota."""
+    with suppress(OSError):
+        path = Path("/proc/self/cgroup").read_text().strip().removeprefix("0::")
+        for folder in (f"/sys/fs/cgroup{path}", "/sys/fs/cgroup"):  # the second one in a container
             with suppress(OSError):
-                return read_throttling((Path(place) / "cpu.stat").read_text())
-    return None
-
-
-def read_throttling(text: str) -> float | None:
-    """Return the throttled seconds of a cpu.stat file of either version of cgroups."""
-    for line in text.splitlines():
-        name, _, value = line.partition(" ")
-        if name in ("throttled_usec", "throttled_time") and value.strip().isdecimal():
-            return int(value) * (1e-6 if name == "throttled_usec" else NS)
+                match = re.search(r"^throttled_usec (\d+)$", Path(folder, "cpu.stat").read_text(), re.MULTILINE)
+                return int(match[1]) * 1e-6 if match else None
     return None
 
 
@@ -252,7 +230,7 @@ def judge_machine(host: str, uses: Sequence[CpuUse]) -> MachineLoad:
             left out counts as that of other processes.
     """
     good = [u for u in uses if u.seconds > 0 and u.core_count > 0 and _sound(u)]
-    cores = frozenset[int]().union(*(cores_of(u.cores) for u in good))
+    cores = set[int]().union(*map(_cores_of, good))
     seconds = min((u.seconds for u in good), default=0.0)
     known = [u for u in good if u.queued_s is not None and u.machine_s is not None]
     if len(known) < len(uses) or not known or seconds < MIN_SECONDS:
@@ -293,7 +271,7 @@ class _Group(msgspec.Struct, frozen=True):
 
 
 def _judge_group(group: list[CpuUse], every: Sequence[CpuUse]) -> _Group:
-    cores = cores_of(group[0].cores)
+    cores = _cores_of(group[0])
     cpu = sum(u.cpu_s / u.seconds for u in group)
     throttled = max(
         (u.throttled_s or 0.0) / u.seconds for u in group
@@ -302,7 +280,7 @@ def _judge_group(group: list[CpuUse], every: Sequence[CpuUse]) -> _Group:
     machine = sum((u.machine_s or 0.0) / u.seconds for u in group) / len(group)
     stolen = sum((u.steal_s or 0.0) / u.seconds for u in group) / len(group)
     # Ranks with other sets of cores may have run on these, too; in doubt they did.
-    near = sum(u.cpu_s / u.seconds for u in every if u.cores != group[0].cores and cores_of(u.cores) & cores)
+    near = sum(u.cpu_s / u.seconds for u in every if u.cores != group[0].cores and _cores_of(u) & cores)
     error = CLOCK_ERROR_S * len(cores) / min(u.seconds for u in group)
     others = max(machine - cpu - near - error, 0.0)
     steal = stolen * min(cpu / machine, 1.0) if machine > 0 else 0.0

@@ -105,13 +105,12 @@ def format_short_count(value: Any) -> str:
 
 
 BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-DECIMAL_UNITS = ("bytes", "kB", "MB", "GB")
 
 
-def byte_unit(count: float, units: tuple[str, ...] = BINARY_UNITS, base: int = 1024) -> tuple[float, str]:
+def byte_unit(count: float) -> tuple[float, str]:
     """Return (divisor, unit) of the largest unit of which a number of bytes contains at least one."""
-    power = next((p for p in range(len(units) - 1, 0, -1) if abs(count) >= base**p), 0)
-    return float(base**power), units[power]
+    power = next((p for p in range(len(BINARY_UNITS) - 1, 0, -1) if abs(count) >= 1024**p), 0)
+    return 1024.0**power, BINARY_UNITS[power]
 
 
 def format_bytes(value: Any, digits: int | None = None) -> str:
@@ -130,12 +129,6 @@ def format_bytes(value: Any, digits: int | None = None) -> str:
     if unit == "TiB":
         return f"{number:,.1f} TiB"
     return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.1f} {unit}"
-
-
-def format_bytes_decimal(count: int) -> str:
-    """Format 711147520 as 711.1 MB, as networks and disks are sold."""
-    divisor, unit = byte_unit(count, DECIMAL_UNITS, 1000)
-    return f"{count} {unit}" if divisor == 1 else f"{count / divisor:.1f} {unit}"
 
 
 def format_bytes_word(count: int) -> str:
@@ -223,25 +216,29 @@ def format_ranges(numbers: Iterable[int], separator: str = ",", width: int = 0) 
     )
 
 
+def parse_ranges(text: str) -> set[int]:
+    """Return the numbers of a list such as ``0-2,5``, as `format_ranges` and the kernel write it.
+
+    Raises:
+        ValueError: it is no such list, or a range is longer than any machine has cores.
+    """
+    numbers: set[int] = set()
+    for part in text.strip().split(",") if text.strip() else []:
+        low, dash, high = part.partition("-")
+        first, last = int(low), int(high if dash else low)
+        if last - first > 1 << 16:
+            raise ValueError(f"{part}: too many numbers")
+        numbers.update(range(first, last + 1))
+    return numbers
+
+
 def format_list(items: Sequence[object], most: int) -> str:
     """Format a, b, c, d, e as a, b, c and 2 more."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return ", ".join(map(str, items[:most])) + more
 
 
-_FORMULA = (
-    "=",
-    "+",
-    "-",
-    "@",
-    "\t",
-    "\r",
-    "\n",
-    "\uff1d",
-    "\uff0b",
-    "\uff0d",
-    "\uff20",
-)  # the last are full-width forms
+_FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # the last are full-width forms
 MAX_TEXT_LENGTH = 4000
 # Sequences of ECMA-48: control strings (OSC, DCS, ...) up to their end, CSI sequences, other escapes; 7-bit and 8-bit
 # forms.

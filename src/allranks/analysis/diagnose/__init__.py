@@ -52,7 +52,7 @@ def diagnose(paths: Sequence[Path | str], *, workers: int | None = None) -> Diag
     """Read logs and report what went wrong.
 
     Args:
-        paths: run folders, folders of logs, or files (also gz, bz2, xz, zst).
+        paths: run folders, folders of logs, or files (also gz, bz2, xz).
         workers: processes that read in parallel; None uses one per core if there is enough to read.
 
     Raises:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import codecs
 import errno
 import io
 import os
 import re
-import shutil
 import stat
-import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 from msgspec import Struct
 
 from allranks.errors import RequestError
 from allranks.rundir.paths import RunDir, is_run
 from allranks.utils.decompression import decompressed
-from allranks.utils.inputs import BoundedReader, ExpansionTooLarge, open_regular
+from allranks.utils.inputs import ExpansionTooLarge, open_regular
 
 BLOCK = 1 << 20
 MAX_LINE = 1 << 18  # a longer line is passed on in pieces of this size
@@ -147,17 +144,15 @@ def _logs_of_run(run: RunDir) -> Iterator[Path]:
 def read_blocks(source: LogFile) -> Iterator[tuple[bytes, bool]]:
     """Yield the file's text in pieces that end at line ends, each with whether its last line is complete.
 
-    UTF-16 is converted to UTF-8. Raises `UnreadableLog` with the reason; text before it was yielded. Of a compressed
-    file that expands without limit, and of a line that is too long, only the beginning is read; `UnreadableLog` is then
-    raised at the end.
+    Raises `UnreadableLog` with the reason; text before it was yielded. Of a compressed file that expands without limit,
+    and of a line that is too long, only the beginning is read; `UnreadableLog` is then raised at the end.
     """
     left_out: list[str] = []
     try:
         with open_regular(source.path) as raw:
-            head = raw.read(8192)
-            raw.seek(0)
-            zstd = head.startswith(_ZSTD_MAGIC)
-            with closing(cast(BinaryIO, BoundedReader(_open_zstd(raw), raw)) if zstd else decompressed(raw)) as file:
+            if raw.peek(4).startswith(_ZSTD_MAGIC):
+                raise UnreadableLog("is compressed with zstd, which is not read; decompress it first (zstd -d)")
+            with closing(decompressed(raw)) as file:
                 yield from _lines(_texts(file), left_out)
     except ExpansionTooLarge as error:
         raise UnreadableLog(f"was read only in part: {error}") from None
@@ -169,61 +164,16 @@ def read_blocks(source: LogFile) -> Iterator[tuple[bytes, bool]]:
         raise UnreadableLog(f"was read only in part: {left_out[0]}")
 
 
-def _open_zstd(raw: BinaryIO) -> BinaryIO:
-    """Open with Python's own module (3.14) or with the program zstd."""
-    try:
-        from compression import zstd  # type: ignore[import-not-found]
-
-        return zstd.ZstdFile(raw)
-    except ImportError:
-        pass
-    if shutil.which("zstd") is None:
-        raise UnreadableLog("is compressed with zstd, but the program zstd is not installed; decompress it first")
-    return cast(BinaryIO, _Unpacker(raw))
-
-
-class _Unpacker(io.RawIOBase):
-    """The output of ``zstd -dc``."""
-
-    def __init__(self, raw: BinaryIO) -> None:
-        raw.seek(0)
-        self._process = subprocess.Popen(["zstd", "-dcq"], stdin=raw, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-
-    def read(self, size: int = -1) -> bytes:  # type: ignore[override]
-        assert self._process.stdout is not None
-        data = self._process.stdout.read(size)
-        if not data and self._process.wait() != 0:
-            raise EOFError("zstd reports that the file is damaged")
-        return data
-
-    def close(self) -> None:
-        """End the program, which may still have output."""
-        if not self.closed and self._process.stdout is not None:
-            self._process.kill()
-            self._process.stdout.close()
-            self._process.wait()
-        super().close()
-
-
 def _texts(file: BinaryIO) -> Iterator[bytes]:
-    """Yield raw pieces as UTF-8, without the zero bytes of sparse files."""
+    """Yield pieces of text without the zero bytes of sparse files."""
     first = True
-    wide: str | None = None
-    decoder: codecs.IncrementalDecoder | None = None
     while data := file.read(BLOCK):
         if data.count(0) == len(data):
             _skip_hole(file)
-        if first:
-            first = False
-            wide = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}.get(data[:2])
-            if wide is None and _is_binary(data[:8192]):
-                raise UnreadableLog("is a binary file, not a log")
-        if wide is not None:
-            decoder = decoder or codecs.getincrementaldecoder(wide)("replace")
-            data = decoder.decode(data).removeprefix("\ufeff").encode()
-        elif b"\0" in data:
-            data = data.translate(None, b"\0")
-        yield data
+        if first and _is_binary(data[:8192]):
+            raise UnreadableLog("is a binary file, not a log")
+        first = False
+        yield data.translate(None, b"\0") if b"\0" in data else data
 
 
 _HOLE = re.compile(rb"\0{16,}")

@@ -21,7 +21,7 @@ from allranks.analysis.diagnose.records import (
     UnexplainedFailure,
     place,
 )
-from allranks.utils.text import format_bytes_decimal, printable
+from allranks.utils.text import format_bytes, printable
 
 MORE_CAUSES = 2  # number of further causes shown in full; the others by title only
 LABEL_WIDTH, MAX_EVIDENCE_LINES = 12, 3  # width of the labels; terminal lines per log line
@@ -62,10 +62,7 @@ def diagnosis_lines(diagnosis: Diagnosis, width: int) -> Iterator[str]:
     yield from _timeline(diagnosis.story, diagnosis.clocks, width)
     yield from _benign(diagnosis, width)
     yield from _problems(diagnosis, width)
-    read = (
-        f"{diagnosis.files} file{'s' if diagnosis.files != 1 else ''}, {format_bytes_decimal(diagnosis.bytes_read)} "
-        "read"
-    )
+    read = f"{diagnosis.files} file{'s' if diagnosis.files != 1 else ''}, {format_bytes(diagnosis.bytes_read)} read"
     yield _style(read, dim=True)
 
 

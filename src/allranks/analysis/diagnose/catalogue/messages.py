@@ -159,15 +159,6 @@ _MESSAGES = (
         general=True,
     ),
     BenignMessage(
-        id="heartbeat_thread",
-        why="The heartbeat thread of earlier allranks versions failed during the import of torch; the rank itself "
-        "continued.",
-        patterns=certain(
-            r"^Exception in thread allranks-pulse",
-            r"partially initialized module 'torch\.distributed\.distributed_c10d' has no attribute 'is_initialized'",
-        ),
-    ),
-    BenignMessage(
         id="deepspeed_hostfile",
         why="DeepSpeed found no host file and uses this node alone; this is normal under torchrun.",
         patterns=certain(r"Unable to find hostfile"),

@@ -249,33 +249,6 @@ FAMILIES: tuple[ExceptionFamily, ...] = (
         "python -c 'import torch; print(torch.cuda.get_device_capability(), torch.cuda.get_arch_list())' on that node",
     ),
     ExceptionFamily(
-        "tensors differ in dtype or device",
-        r"same device|on the same device|found at least two devices|dtype|scalar type|expected .{0,40}(Half"
-        r"|Float|BFloat16|Long|Int|Double)\b|Input type .{0,80}weight type",
-        "An operation got tensors on two devices or of two data types.",
-        (
-            "Move or cast at the line in the traceback (.to(device), .to(dtype)); create tensors on the device of an "
-            "input; use one dtype or autocast."
-        ),
-        "print .device and .dtype of each argument at that line",
-    ),
-    ExceptionFamily(
-        "tensor shapes do not fit",
-        r"shapes? .{0,60}(mismatch|cannot be multiplied|not (aligned|match)|invalid for input)|size of tensor a"
-        r"|must match the (existing )?size|Dimension (out of range|specified)|Sizes of tensors must match|shape '.*' is invalid"
-        r"|cannot reshape|Expected .{0,40}(dim|channels|shape|size)|index out of (range|bounds)|out of bounds"
-        r"|Target \d+ is out|view size is not compatible|not divisible|divisible by|too many indices|stack expects each tensor",
-        (
-            "Sizes differ from what the operation needs: sequence length, head or vocabulary size, or a batch that the "
-            "number of ranks does not divide."
-        ),
-        (
-            "Print the shapes at the last own frame of the traceback; pad or drop the last batch, and check sizes "
-            "against the number of ranks."
-        ),
-        "the same batch on one rank: if it fails too, it is the data or the model, not the distribution",
-    ),
-    ExceptionFamily(
         "a value is not finite",
         r"\b(nan|inf|non-?finite|not finite|overflow)\b.{0,60}(loss|grad|norm|value|found|detected|scale|probab"
         r"|logit)?|(loss|grad\w*|norm|value|scale|probability tensor).{0,60}\b(nan|inf|infinite|non-?finite)\b"
@@ -317,19 +290,6 @@ FAMILIES: tuple[ExceptionFamily, ...] = (
         ),
     ),
     ExceptionFamily(
-        "autograd cannot compute this gradient",
-        r"does not require grad|modified by an inplace operation|backward through the graph a second time|element 0 of tensors"
-        r"|leaf [Vv]ariable|grad can be implicitly created|one of the differentiated|different (number|metadata).{0,60}recomput"
-        r"|CheckpointError|saved tensors?.{0,60}(recomput|checkpoint)",
-        (
-            "The graph has no gradient to compute (all parameters are frozen, inputs do not require it), or a tensor "
-            "was changed after it was used."
-        ),
-        "Enable gradients where the graph begins (model.enable_input_require_grads() with LoRA and checkpointing, "
-        "use_reentrant=False), and avoid in-place operations on saved tensors.",
-        "torch.autograd.set_detect_anomaly(True) for one step; count the parameters with requires_grad",
-    ),
-    ExceptionFamily(
         "a parallel layout does not fit the number of ranks",
         r"(world.?size|ranks?|tensor.{0,10}parallel|pipeline.{0,10}parallel|\btp\b|\bpp\b|\bdp\b|\bcp\b|expert).{0,80}(divisib"
         r"|must|equal|mismatch|not match|greater|less|does not|invalid|exceed)|mesh.{0,40}(size|shape|dim)"
@@ -348,55 +308,6 @@ FAMILIES: tuple[ExceptionFamily, ...] = (
         "Check the path on that node: a shared file system that is not mounted, a relative path with another working "
         "directory, or a file that another rank has not written yet.",
         "srun --ntasks-per-node=1 ls -ld <path> on all nodes of the job",
-    ),
-    ExceptionFamily(
-        "an operation of the system was refused",
-        r"OSError|IOError|BlockingIOError|\[Errno \d+\]|InterruptedError|ChildProcessError|ProcessLookupError",
-        "The operating system refused an operation; the number after Errno says which rule.",
-        "Look the number up (python -c 'import errno; print(errno.errorcode[N])'); check limits, permissions and the "
-        "state of that file system or device on that node.",
-        "the same operation by hand on that node, inside a step of the job",
-    ),
-    ExceptionFamily(
-        "a service or a connection did not answer",
-        r"Timeout|timed out|ConnectionError|HTTPError|SSLError|URLError|ConnectTimeout|BrokenPipe|gRPC|grpc|RpcError|wandb|CommError|UsageError",
-        "A request to another service or process was not answered in time or was refused.",
-        (
-            "Check that the service runs and is reachable from that node; run without it (offline mode of the tracker) "
-            "to decide whether it matters."
-        ),
-        "curl or nc to the address in the message, inside a step on that node",
-    ),
-    ExceptionFamily(
-        "a configuration or an argument is not valid",
-        r"ValidationError|Config\w*(Error|Exception)|MissingMandatory|unrecognized arguments|invalid (choice"
-        r"|argument|literal|value)|ArgumentError|YAMLError|ScannerError|JSONDecodeError|HydraException|InterpolationKeyError"
-        r"|TOMLDecode|HFValidationError|Unknown (option|argument|key|model|strategy)|not a valid|must be (one of"
-        r"|set|specified|provided|an?|in|positive|greater|either)|should be|is not supported|not supported"
-        r"|cannot be (None|used|combined)|is required",
-        "A setting of the program is missing, misspelt, or contradicts another.",
-        "Correct the setting that the message names, in the file or on the command line of this run.",
-        "print the configuration after it was read, on rank 0, before anything is built",
-    ),
-    ExceptionFamily(
-        "a key or a name is missing",
-        r"^(KeyError|NameError|UnboundLocalError|AttributeError|IndexError)\b|NoneType",
-        (
-            "The program reads a name, key or index that is not there: another data format, an optional value that is "
-            "None, or a typing error."
-        ),
-        (
-            "Look at the last own frame of the traceback and print the object there; check the columns of the data and "
-            "the keys of the configuration."
-        ),
-        "the same code on one rank and one sample",
-    ),
-    ExceptionFamily(
-        "an assertion of the program failed",
-        r"^AssertionError",
-        "A condition that the program checks does not hold.",
-        "Read the assertion at the last frame of the traceback, and print the values that it compares.",
-        "the same configuration on one rank; then on two",
     ),
 )
 
