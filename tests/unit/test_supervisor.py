@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from allranks.launch.channel import CLOSED, UNREACHABLE, AgentLink
-from allranks.launch.channel_protocol import ENDED, RUNNING, AgentReport, Orders, RankProgress
+from allranks.launch.channel_protocol import ENDED, RUNNING, AgentReport, Orders
 from allranks.launch.failure_attribution import RankEnd
 from allranks.launch.monitor.records import HangAlarm, NodeEvidence
 from allranks.launch.supervisor import (
@@ -44,7 +44,6 @@ class Cluster:
         known = {
             "state": RUNNING,
             "store": ("10.0.0.1", 5) if node == 0 else None,
-            "ranks": [RankProgress(node, "train", 3)],
         }
         self.links[node] = AgentLink(
             report=AgentReport(node=node, host=f"n{node}", pid=10 + node, **{**known, **values}),  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import signal
 import sys
@@ -31,7 +32,6 @@ from allranks.launch.channel_protocol import (
     RUNNING,
     AgentReport,
     Endpoint,
-    RankProgress,
     StartOrder,
 )
 from allranks.launch.monitor import evidence
@@ -128,7 +128,7 @@ class Agent:
         self._hung = self._driver_gone = False
         self._limit: StopLimit | None = None
         self._guard: ProcessGuard | None = None
-        self._stopped_at: float | None = None
+        self._deadline = math.inf  # when the ranks are killed
         self._watch = self._hang_watch()
         self._log_progress = self._log_reader()
 
@@ -268,16 +268,10 @@ class Agent:
 
     def _supervise(self) -> None:
         """Supervise the ranks until all of them have ended."""
-        deadline: float | None = None
         while True:
-            ends = self._ranks.poll()
-            orders = self._channel.orders
-            self._publish(
-                at_once=len(ends) != len(self._report.ends) or self._alarm != self._report.alarm,
-                ends=ends,
-                ranks=self._progress(),
-                alarm=self._alarm,
-            )
+            ends, orders = self._ranks.poll(), self._channel.orders
+            urgent = len(ends) != len(self._report.ends) or self._alarm != self._report.alarm
+            self._publish(at_once=urgent, ends=ends, alarm=self._alarm)
             if self._ranks.all_ended:
                 return
             now = time.monotonic()
@@ -291,29 +285,35 @@ class Agent:
                 (self._store_failed, 0.0, "the process that serves the ranks' store exited"),
             ):
                 if condition:
-                    deadline = (
-                        min(deadline, now + grace_s) if deadline is not None else self._ending(now + grace_s, reason)
-                    )
+                    self._end_ranks(now + grace_s, reason)
             if self._signals.stop and not orders.stop:
                 self._reason = self._reason or f"the agent received {self._signals.stop_name}"
             if self._driver_gone and not self._reason:
                 self._reason = self._lost_reason
                 logging.warning("stopping the ranks of %s: %s", self._host, self._reason)
             if orders.stop or self._signals.stop or self._driver_gone:
-                deadline = self._stop_ranks(deadline, now)
-            if deadline is not None and now >= deadline:
+                self._stop_ranks(now)
+            if now >= self._deadline:
                 self._ranks.kill()
             time.sleep(POLL_S)
 
-    def _stop_ranks(self, deadline: float | None, now: float) -> float | None:
-        """Request a stop of the ranks; return when they are killed, None if there is no limit for their checkpoint."""
+    def _end_ranks(self, deadline: float, reason: str) -> None:
+        """Have the ranks killed at a time; a user's own program receives SIGTERM first."""
+        if self._deadline == math.inf:
+            self._reason = self._reason or reason
+            logging.warning("stopping the ranks of %s: %s", self._host, reason)
+            if self._plan.batch is None and not (self._signals.kill or self._driver_gone):
+                self._ranks.terminate()
+                deadline = max(deadline, time.monotonic() + TERMINATE_S)
+        self._deadline = min(self._deadline, deadline)
+
+    def _stop_ranks(self, now: float) -> None:
+        """Request a stop of the ranks. A user's own program is killed after its grace period."""
         if self._plan.grace_s is None:
             self._ranks.request_stop()
-            return deadline
+            return
         self._ranks.terminate_programs()
-        self._stopped_at = self._stopped_at or now
-        end = self._stopped_at + self._plan.grace_s
-        return end if deadline is None else min(deadline, end)
+        self._deadline = min(self._deadline, now + self._plan.grace_s)
 
     def _stop_expired(self, now: float) -> bool:
         """Return whether the ranks have had their time for a checkpoint, or a user's own program its grace period,
@@ -333,19 +333,6 @@ class Agent:
             f"({self._channel.why}); the ranks were stopped after "
             + ("a request for a checkpoint" if self._plan.grace_s is None else "SIGTERM")
         )
-
-    def _ending(self, deadline: float, reason: str) -> float:
-        """Record the reason and begin to stop the ranks; a user's own program receives SIGTERM first."""
-        self._reason = self._reason or reason
-        logging.warning("stopping the ranks of %s: %s", self._host, reason)
-        if self._plan.batch is None and not (self._signals.kill or self._driver_gone or self._stopped_at):
-            self._ranks.terminate()
-            return max(deadline, time.monotonic() + TERMINATE_S)
-        return deadline
-
-    def _progress(self) -> list[RankProgress]:
-        beats = {rank: page.read() for rank, page in self._pages.items()}
-        return [RankProgress(rank, beat.phase, beat.step) for rank, beat in beats.items() if beat is not None]
 
     def _publish(self, *, at_once: bool = True, **values: object) -> None:
         self._report = msgspec.structs.replace(self._report, **values)  # type: ignore[arg-type]
@@ -367,22 +354,19 @@ class Agent:
         return EXIT_ENVIRONMENT if self._refused else EXIT_OK if len(good) == len(self._pages) else EXIT_FAILED
 
     def _write_exit(self) -> None:
+        record = {
+            "host": self._host,
+            "node": self._node,
+            "attempt": self._attempt,
+            "killed_by_request": self._signals.kill,
+            "time": time.time(),
+            "refused": self._refused,
+            "reason": self._reason,
+            "failed": msgspec.to_builtins([end for end in self._report.ends if end.failed]),
+            "succeeded": msgspec.to_builtins([end for end in self._report.ends if end.succeeded]),
+        }
         try:
-            write_node_json(
-                self._run.agent_exit(self._attempt, self._host),
-                self._node,
-                {
-                    "host": self._host,
-                    "node": self._node,
-                    "attempt": self._attempt,
-                    "killed_by_request": self._signals.kill,
-                    "time": time.time(),
-                    "refused": self._refused,
-                    "reason": self._reason,
-                    "failed": [msgspec.to_builtins(end) for end in self._report.ends if end.failed],
-                    "succeeded": [msgspec.to_builtins(end) for end in self._report.ends if end.succeeded],
-                },
-            )
+            write_node_json(self._run.agent_exit(self._attempt, self._host), self._node, record)
         except OSError as error:  # the driver was already informed over the channel
             logging.warning("the record of this node cannot be written: %s", error)
 
@@ -409,53 +393,43 @@ class Agent:
 
     def _watch_connections(self) -> None:
         """Record for a limited time, from the first connection on, which interfaces the ranks use."""
-        try:
-            self._look_at_connections()
-        except Exception as error:  # noqa: BLE001 - monitoring; the training is not to notice
-            logging.warning("cannot record the connections of %s: %s", self._host, error)
-
-    def _look_at_connections(self) -> None:
-        ports = [self._meeting.port, self._endpoint.port] if self._meeting else []
+        own = [self._meeting.port, self._endpoint.port] if self._meeting else []
         peers = [address for node in self._policy.nodes for address in node.addresses] if self._policy else None
         names = {a.address: name for name, found in psutil.net_if_addrs().items() for a in found}
         most: dict[str, int] = {}
         looks = 0
         while looks < CONNECTIONS_LOOKS and not self._ranks.all_ended:
             time.sleep(CONNECTIONS_S)
-            if self._report.store is not None:
-                ports = [*ports, self._report.store[1]]
+            ports = [*own, *([self._report.store[1]] if self._report.store else [])]
             try:
-                seen = count_by_interface(
-                    connection_addresses(self._ranks.pids, peers=peers, without_ports=ports), names
-                )
-            except psutil.Error:  # one ended between two looks
-                continue
-            looks += bool(seen)
-            more = {name: max(count, most.get(name, 0)) for name, count in seen.items()}
-            if {**most, **more} != most:
-                most = {**most, **more}
-                found = {"node": self._node, "names": self._names, "interfaces": most}
-                write_node_json(self._run.connections(self._attempt, self._host), self._node, found)
+                pairs = connection_addresses(self._ranks.pids, peers=peers, without_ports=ports)
+                seen = count_by_interface(pairs, names)
+                looks += bool(seen)
+                more = {**most, **{name: max(count, most.get(name, 0)) for name, count in seen.items()}}
+                if more != most:
+                    most = more
+                    record = {"node": self._node, "names": self._names, "interfaces": most}
+                    write_node_json(self._run.connections(self._attempt, self._host), self._node, record)
+            except (psutil.Error, OSError) as error:  # a rank has ended between two looks, or the disk is full
+                logging.debug("the connections of %s: %s", self._host, error)
 
     def _hang_watch(self) -> HangMonitor | None:
         """Return the hang monitor; comparisons are not monitored, because they pause between strategies."""
         if self._plan.hang is None or self._run.compare.exists():
             return None
-        places = self._meeting.places if self._meeting else []
-        driver = (self._endpoint.address, self._endpoint.port) if self._meeting else None
-        interface = places[self._node].interface if places else ""
-        collector = EvidenceCollector(self._run, self._attempt, self._node, self._host, driver, interface)
-        script = ScriptSilence(self._plan.hang, self._plan.device) if self._plan.batch is None else None
-        watched = WatchedNode(self._run, self._attempt, self._node, self._report.host, self._host, self._pages)
+        place = self._meeting.places[self._node] if self._meeting else None
+        driver = (self._endpoint.address, self._endpoint.port) if place else None
         return HangMonitor(
-            watched,
+            WatchedNode(self._run, self._attempt, self._node, self._report.host, self._host, self._pages),
             self._plan.hang,
-            collector,
+            EvidenceCollector(
+                self._run, self._attempt, self._node, self._host, driver, place.interface if place else ""
+            ),
             self._channel,
             raise_alarm=self._raise_alarm,
             end=self._end_hung,
             device=self._plan.device,
-            script=script,
+            script=ScriptSilence(self._plan.hang, self._plan.device) if self._plan.batch is None else None,
         )
 
     def _log_reader(self) -> LogProgress | None:

@@ -165,14 +165,6 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     keep_s: float | None = None
 
 
-class RankProgress(msgspec.Struct, frozen=True, array_like=True):
-    """Progress of a rank from its heartbeat page. ``step`` counts completed optimizer steps; None before the first."""
-
-    rank: int
-    phase: str
-    step: int | None
-
-
 class ProbeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What a program of the preflight printed on a node, as an answer to the request of that number."""
 
@@ -191,7 +183,6 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     machine: str = ""
     state: str = JOINED
     store: tuple[str, int] | None = None
-    ranks: list[RankProgress] = []
     ends: list[RankEnd] = []
     alarm: HangAlarm | None = None
     refused: str = ""
