@@ -296,7 +296,6 @@ TOLD: dict[str, tuple[Callable[[Path], Spec], str]] = {
         r"only 6 steps: the learning rate reaches 6e-05 instead of train\.lr 0\.01",
     ),
     "b19-lr-typo": (lambda p: text_spec(p, train={"lr": 5e5}), r"train\.lr is 500000, which makes AdamW diverge"),
-    "b19-lr-zero": (lambda p: text_spec(p, train={"lr": 0}), r"train\.lr is 0: no weight changes"),
     "b41-never-saved": (
         lambda p: text_spec(p, checkpoint={"mode": "full", "every": 1000, "at_end": False}),
         r"nothing will be saved, because at_end is false and every is 1000, but there are only 6 steps",

@@ -97,7 +97,7 @@ def test_memory_must_suffice_if_the_compiler_fails() -> None:
         value: fit(parse_spec(LONG, [f"model.compile={value}"]), planned(f"model.compile={value}"), H100)
         for value in ("auto", "true", "false")
     }
-    assert needed["auto"].needed_bytes == needed["false"].needed_bytes > needed["true"].needed_bytes
+    assert needed["auto"].needed_bytes == needed["false"].needed_bytes == needed["true"].needed_bytes
     assert "estimated without compiled blocks" in needed["auto"].notes[0]
 
 

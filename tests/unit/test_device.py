@@ -133,7 +133,7 @@ def test_nodes_that_confirm_a_plan_or_do_not_answer_change_nothing() -> None:
 
 def test_nodes_that_differ_are_refused_by_name() -> None:
     spec = spec_of()
-    with pytest.raises(EnvironmentNotAble, match=r"g1, g3 show GPUs and g2 shows none"):
+    with pytest.raises(EnvironmentNotAble, match=r"g1, g3 reported GPUs and g2 none"):
         resolve_device(spec, plan_of(spec), {"g1": 8, "g2": 0, "g3": 8})
     nccl = spec_of("cluster.backend=nccl")
     with pytest.raises(SpecError, match="backend is nccl"):

@@ -315,9 +315,9 @@ def test_slurm_memory_is_shared_by_the_ranks_of_a_node(mem: str, each: int | Non
 
 BROKEN: list[tuple[Any, str]] = [
     ({"hidden_size": -4}, "hidden_size is -4"),
-    ({"hidden_size": "4096"}, "hidden_size is '4096', expected an integer"),
+    ({"hidden_size": "4096"}, "hidden_size is '4096'; it must be an integer from 1 to 1000000"),
     ({"num_hidden_layers": 10**12}, "num_hidden_layers is 1000000000000"),
-    ({"vocab_size": True}, "vocab_size is True, expected an integer"),
+    ({"vocab_size": True}, "vocab_size is True; it must be an integer"),
     ({"vocab_size": None}, "vocab_size is missing"),
     ({"num_key_value_heads": 3}, "not a multiple of num_key_value_heads 3"),
     ({"tie_word_embeddings": "yes"}, "expected true or false"),
@@ -347,8 +347,6 @@ def test_a_family_that_is_not_known_is_told_and_not_refused(tmp_path: Path) -> N
     found = estimated(raw(model={"name": str(tmp_path)}), memory_bytes=1)
     assert (found.verdict, found.refused) == ("not known", False)
     assert "mamba" in str(found.unknown)
-    (tmp_path / "config.json").write_text('{"model_type": "llamma"}')
-    assert "did you mean llama?" in str(estimated(raw(model={"name": str(tmp_path)})).unknown)
 
 
 def test_a_variant_with_other_layers_is_not_known() -> None:

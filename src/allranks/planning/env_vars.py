@@ -54,7 +54,7 @@ def nccl_var(name: str, value: str | None, reason: str, risk: str) -> EnvVar:
 
 
 def env_warnings(env: Mapping[str, str], where: str = "cluster.env.") -> list[str]:
-    """Return one sentence per variable: what is wrong with it, and what works instead."""
+    """Return one sentence per variable or harmful value: what is wrong with it, and what works instead."""
     found = []
     for name in env:
         mistake = UNREAD_VARIABLES.get(name)
@@ -62,12 +62,6 @@ def env_warnings(env: Mapping[str, str], where: str = "cluster.env.") -> list[st
             found.append(f"{where}{name}: {mistake.why}; instead: {mistake.instead}")
         elif name.startswith("NCCL_") and not is_known_variable(name) and (near := nearest_variable(name)):
             found.append(f"{where}{name}: NCCL is not known to read this name{suggest(near)}")
-    return [*found, *_value_warnings(env, where)]
-
-
-def _value_warnings(env: Mapping[str, str], where: str) -> list[str]:
-    """Return warnings for correct names with harmful values."""
-    found = []
     gloo = env.get("GLOO_SOCKET_IFNAME", "")
     if gloo.startswith(("^", "=")):
         found.append(

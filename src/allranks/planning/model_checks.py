@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -275,18 +275,15 @@ def require_targets(
     fused = any(re.search(r"\.experts?\.", name) for name in modules)
     inner = {name.rpartition(".")[0] for name in modules}
     last = sorted({name.rsplit(".", 1)[-1] for name in modules if name not in inner and "norm" not in name})
-
-    def check(key: str, wanted: Iterable[str], allowed: Callable[[str], bool]) -> None:
-        for target in wanted:
-            if allowed(target) or any(name == target or name.endswith(f".{target}") for name in modules):
-                continue
-            advice = fused_parameter(target, dimensions) if target not in OLD_NAMES else ""
-            hint = advice or did_you_mean(target.rsplit(".", 1)[-1], last)
-            if fused and not hint:
-                continue
-            hint = "; null adapts every linear layer" if target == "all-linear" else hint
-            raise SpecError(f"{key}: {where} has no module {target!r}{hint} (its modules are named {', '.join(last)})")
-
-    check("adapter.targets", adapter.targets or (), lambda target: False)
-    heads = {"classifier", "score", "pre_classifier"} if classifier is not False else set()
-    check("adapter.modules_to_save", adapter.modules_to_save, lambda name: name in heads or name == "lm_head")
+    heads = {"lm_head"} if classifier is False else {"lm_head", "classifier", "score", "pre_classifier"}
+    wanted = [("adapter.targets", target) for target in adapter.targets or ()]
+    wanted += [("adapter.modules_to_save", name) for name in adapter.modules_to_save if name not in heads]
+    for key, target in wanted:
+        if any(name == target or name.endswith(f".{target}") for name in modules):
+            continue
+        hint = fused_parameter(target, dimensions) if target not in OLD_NAMES else ""
+        hint = hint or did_you_mean(target.rsplit(".", 1)[-1], last)
+        if fused and not hint:
+            continue
+        hint = "; null adapts every linear layer" if target == "all-linear" else hint
+        raise SpecError(f"{key}: {where} has no module {target!r}{hint} (its modules are named {', '.join(last)})")

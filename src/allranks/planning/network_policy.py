@@ -346,16 +346,12 @@ def decide_p2p(node: NodeFacts) -> EnvVar:
 
 
 def _p2p_off(nvlink: str, node: NodeFacts, why: str, documentation: str = "") -> EnvVar:
-    def with_nvlink(pair: str) -> bool:
-        a, _, b = pair.partition("-")
-        link = node.topology.between(a, b) if node.topology else None
-        return link is not None and link.nvlinks > 0
-
-    by_nvlink = nvlink == "part" and not any(map(with_nvlink, node.failed_pairs))
+    pairs = [pair.split("-") for pair in node.failed_pairs]
+    links = [node.topology.between(a, b) for a, b in pairs] if node.topology else []
+    by_nvlink = nvlink == "part" and not any(link.nvlinks for link in links if link)
     name, value = ("NCCL_P2P_LEVEL", "NVL") if by_nvlink else ("NCCL_P2P_DISABLE", "1")
-    said = f"{why}{'; NVLink pairs still use it' if by_nvlink else ''}"
-    found = nccl_var(name, value, said, _P2P_OFF_RISK)
-    return msgspec.structs.replace(found, documentation=documentation or found.documentation)
+    decided = nccl_var(name, value, f"{why}{'; NVLink pairs still use it' if by_nvlink else ''}", _P2P_OFF_RISK)
+    return msgspec.structs.replace(decided, documentation=documentation or decided.documentation)
 
 
 def _p2p_unset(why: str) -> EnvVar:
@@ -396,25 +392,18 @@ def provisional_policy(job: NetworkJob) -> list[EnvVar]:
         found = [defer_to_nodes(item) for item in found]
     if not job.nccl:
         return found
-    test = f"only on evidence; {P2P_TEST_HINT}"
-    found += _provisional_rdma() if job.nodes > 1 else []
-    return [
-        *found,
-        defer_to_nodes(nccl_var("NCCL_P2P_DISABLE", None, test, P2P_ON_RISK)),
-        *gpu_defaults(),
-        nccl_debug(),
-    ]
-
-
-def _provisional_rdma() -> list[EnvVar]:
-    fall = "NCCL falls back to sockets silently; allranks compares its log afterwards"
     stale = "a fixed value becomes wrong: names and order differ between nodes"
-    rows = [
-        nccl_var("NCCL_NET", None, "RDMA if all nodes have it, otherwise sockets", fall),
-        nccl_var("NCCL_IB_HCA", None, "set only to exclude ports of other networks", stale),
-        nccl_var("NCCL_IB_GID_INDEX", None, "NCCL chooses it since 2.21; it is set for older versions", stale),
-    ]
-    return [defer_to_nodes(item) for item in rows]
+    if job.nodes > 1:
+        fall = "NCCL falls back to sockets silently; allranks compares its log afterwards"
+        found += [
+            defer_to_nodes(nccl_var("NCCL_NET", None, "RDMA if all nodes have it, otherwise sockets", fall)),
+            defer_to_nodes(nccl_var("NCCL_IB_HCA", None, "set only to exclude ports of other networks", stale)),
+            defer_to_nodes(
+                nccl_var("NCCL_IB_GID_INDEX", None, "NCCL chooses it since 2.21; it is set for older versions", stale)
+            ),
+        ]
+    p2p = nccl_var("NCCL_P2P_DISABLE", None, f"only on evidence; {P2P_TEST_HINT}", P2P_ON_RISK)
+    return [*found, defer_to_nodes(p2p), *gpu_defaults(), nccl_debug()]
 
 
 def defer_to_nodes(item: EnvVar) -> EnvVar:
@@ -424,47 +413,36 @@ def defer_to_nodes(item: EnvVar) -> EnvVar:
 
 def decide_network_policy(job: NetworkJob, nodes: Sequence[NodeFacts]) -> NetworkPolicy:
     """Return every node's variables and the expected transport."""
-    if not job.nccl:
-        return NetworkPolicy(nodes=[_gloo_policy(job, node) for node in nodes])
-    found = decide_rdma(job, nodes) if job.nodes > 1 else None
-    policies = []
-    for node in nodes:
-        environment = [gloo_interface(job, node), nccl_interface(job, node)]
-        if found:
-            environment += found.environment[node.host]
-        if node.gpus > 1:
-            environment.append(decide_p2p(node))
+    rdma = decide_rdma(job, nodes) if job.nccl and job.nodes > 1 else None
+    return NetworkPolicy(nodes=[_policy_of(job, node, rdma) for node in nodes], notes=rdma.notes if rdma else [])
+
+
+def _policy_of(job: NetworkJob, node: NodeFacts, rdma: RdmaDecision | None) -> NodeNetworkPolicy:
+    gloo = gloo_interface(job, node)
+    environment = [gloo, *([nccl_interface(job, node)] if job.device == "cuda" else [])]
+    if job.nccl:
+        environment += rdma.environment[node.host] if rdma else []
+        environment += [decide_p2p(node)] if node.gpus > 1 else []
         environment += [*gpu_defaults(), nccl_debug()]
         coverage = _nvlink_coverage(node.topology) if node.gpus > 1 else ""
-        inside = {"all": "NVLink", "none": "PCIe or host memory", "part": "NVLink between some pairs"}.get(coverage, "")
         expected = ExpectedNetwork(
-            transport=found.family if found else "",
+            transport=rdma.family if rdma else "",
             interface=node.seat.interface if node.seat and "NCCL_SOCKET_IFNAME" not in job.user else "",
-            devices=[port.name for port in found.ports.get(node.host, [])] if found else [],
-            inside=inside,
-            why=found.why if found else "one node",
+            devices=[port.name for port in rdma.ports.get(node.host, [])] if rdma else [],
+            inside={"all": "NVLink", "none": "PCIe or host memory", "part": "NVLink between some pairs"}.get(
+                coverage, ""
+            ),
+            why=rdma.why if rdma else "one node",
         )
-        decided = apply_user_env(environment, job.user)
-        policies.append(
-            NodeNetworkPolicy(host=node.host, environment=decided, expected=expected, addresses=_addresses(node))
-        )
-    return NetworkPolicy(nodes=policies, notes=found.notes if found else [])
-
-
-def _gloo_policy(job: NetworkJob, node: NodeFacts) -> NodeNetworkPolicy:
-    seat = gloo_interface(job, node)
-    environment = [seat, *([nccl_interface(job, node)] if job.device == "cuda" else [])]
-    chosen = "" if "GLOO_SOCKET_IFNAME" in job.user else seat.value or ""
+    else:
+        chosen = "" if "GLOO_SOCKET_IFNAME" in job.user else gloo.value or ""
+        expected = ExpectedNetwork(transport="Socket", interface=chosen, why="Gloo uses TCP")
     return NodeNetworkPolicy(
         host=node.host,
         environment=apply_user_env(environment, job.user),
-        expected=ExpectedNetwork(transport="Socket", interface=chosen, why="Gloo uses TCP"),
-        addresses=_addresses(node),
+        expected=expected,
+        addresses=[i.address for i in node.interfaces if i.address and not i.address.startswith("127.")],
     )
-
-
-def _addresses(node: NodeFacts) -> list[str]:
-    return [item.address for item in node.interfaces if item.address and not item.address.startswith("127.")]
 
 
 def nccl_debug() -> EnvVar:

@@ -210,12 +210,6 @@ def network_job(spec: RunSpec, device: str) -> NetworkJob:
 def _time_warnings(spec: RunSpec) -> list[str]:
     """Warn about short time limits: Slurm may send the signal a minute early, in a short job immediately."""
     slurm = spec.cluster.slurm
-    if spec.cluster.launched_by.uses_slurm and spec.script is not None and spec.script.grace_s > slurm.signal_s:
-        return [
-            f"script.grace_s {spec.script.grace_s:g} is more than the {slurm.signal_s} s before the time limit at "
-            "which the ranks receive SIGTERM (cluster.slurm.signal_s): Slurm kills them at the limit; increase "
-            "signal_s or reduce grace_s"
-        ]
     limit = parse_time_limit(slurm.time) if spec.cluster.launched_by.uses_slurm and slurm.time else None
     if limit is None or limit > slurm.signal_s + SIGNAL_EARLY_S:
         return []
@@ -277,9 +271,8 @@ def resolve_device(spec: RunSpec, plan: LaunchPlan, gpus_by_host: Mapping[str, i
     if without and len(without) < len(gpus_by_host):
         others = sorted(set(gpus_by_host) - set(without))
         raise EnvironmentNotAble(
-            f"cluster.device is auto, but {', '.join(others)} {_show(others)} GPUs and {', '.join(without)} "
-            f"{_show(without)} none; set cluster.slurm.gpus_per_node or cluster.device: cpu, or exclude nodes with "
-            "cluster.slurm.exclude"
+            f"cluster.device is auto, but {', '.join(others)} reported GPUs and {', '.join(without)} none; set "
+            "cluster.slurm.gpus_per_node or cluster.device: cpu, or exclude nodes with cluster.slurm.exclude"
         )
     chosen = DeviceChoice(
         device="cpu" if without else "cuda", source=ON_NODE, reason="", gpus=min(gpus_by_host.values())
@@ -291,10 +284,6 @@ def resolve_device(spec: RunSpec, plan: LaunchPlan, gpus_by_host: Mapping[str, i
         cluster, device=chosen.device, backend=_backend(spec, chosen.device), procs_per_node=procs
     )
     return msgspec.structs.replace(spec, cluster=settled)
-
-
-def _show(hosts: list[str]) -> str:
-    return "shows" if len(hosts) == 1 else "show"
 
 
 def _backend(spec: RunSpec, device: str) -> str:

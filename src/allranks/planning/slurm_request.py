@@ -119,13 +119,11 @@ def takes_whole_nodes(cluster: ClusterSpec) -> bool:
 def _per_node(name: str, value: str, nodes: int) -> int | None:
     if name == "gres":
         return gpu_count(value) or (1 if re.search(_SHARED, value) else 0)
-    if name == "gpus-per-socket":
-        return None
     # [type:]number, several of them joined by commas
     count = sum(gpu_count(f"gpu:{item}") for item in value.split(","))
-    if name == "gpus":
-        return count // nodes if count % nodes == 0 else None
-    return count  # of --gpus-per-task too: the job has one task per node
+    if name == "gpus-per-socket" or (name == "gpus" and count % nodes):
+        return None
+    return count // nodes if name == "gpus" else count  # --gpus-per-task too: the job has one task per node
 
 
 def _options(lines: Iterable[str]) -> dict[str, str]:

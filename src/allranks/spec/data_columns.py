@@ -139,8 +139,9 @@ def _fitting(data: DataSpec, columns: Columns, first: Row, *, classifier: bool) 
     def by_role(role: str) -> list[str]:
         return columns_of(role, data, columns, present)
 
-    joined = "completion" in columns or ("response" not in columns and "response" not in present)
-    plain = joined and not (has("prompt") and isinstance(first.get(by_role("prompt")[0]), list))
+    plain = "completion" in columns or ("response" not in columns and "response" not in present)
+    if plain and has("prompt"):  # a list of messages is a chat
+        plain = not isinstance(first.get(by_role("prompt")[0]), list)
     fitting: list[tuple[str, bool, tuple[str, ...]]] = [
         ("classification", classifier and has("text", "label"), ("text", "label")),
         ("chat", has("messages"), ("messages",)),

@@ -113,7 +113,11 @@ def read_examples(spec: RunSpec, *, classifier: bool) -> ReadExamples:
         pools = [(part.examples, []) for part in read]
     else:
         pools = [_split(part.examples, data) for part in read]
-        held_out = _limited([example for _, held in pools for example in held], spec.eval.subset, data)
+        held_out = [example for _, held in pools for example in held]
+        if spec.eval.subset is not None and len(held_out) > spec.eval.subset:
+            most = spec.eval.subset  # of a mixture, chosen among those of all sources
+            mixed = sorted(shuffle(len(held_out), data.seed, 1)[:most].tolist())
+            held_out = held_out[:most] if data.sources is None else [held_out[i] for i in mixed]
     if data.sources is None:
         train = pools[0][0]
     else:
@@ -121,6 +125,12 @@ def read_examples(spec: RunSpec, *, classifier: bool) -> ReadExamples:
     if classifier:
         where = f"eval.source {spec.eval.source}" if spec.eval.source else f"data.source {source_of(data)}"
         require_known_labels(held_out, label_map(train), where)
+    for one in sources:
+        times = one.rows_train / (one.rows - one.rows_held_out)
+        if times > MANY_REPEATS:
+            warnings.append(
+                f"each row of {one.source} occurs about {times:.0f} times in an epoch; a smaller weight repeats it less"
+            )
     kinds = list(dict.fromkeys(part.template.kind for part in read))
     reasons = [f"{source_of(part.data)}: {part.template.kind}, {part.template.reason}" for part in read]
     return ReadExamples(
@@ -131,7 +141,7 @@ def read_examples(spec: RunSpec, *, classifier: bool) -> ReadExamples:
         train=train,
         held_out=held_out,
         rows_empty=sum(len(part.empty) for part in read),
-        warnings=[*warnings, *map(_repeats, filter(_is_repeated, sources))],
+        warnings=warnings,
         sources=sources,
     )
 
@@ -178,15 +188,6 @@ def _split(examples: list[Example], data: DataSpec) -> tuple[list[Example], list
     return [examples[i] for i in sorted(order[held:])], [examples[i] for i in order[:held]]
 
 
-def _limited(held_out: list[Example], limit: int | None, data: DataSpec) -> list[Example]:
-    """Return at most `limit` rows; of a mixture, chosen among those of all sources."""
-    if limit is None or len(held_out) <= limit:
-        return held_out
-    if data.sources is None:
-        return held_out[:limit]
-    return [held_out[i] for i in sorted(shuffle(len(held_out), data.seed, 1)[:limit].tolist())]
-
-
 def _mix(
     data: DataSpec, read: list[_Part], pools: list[tuple[list[Example], list[Example]]]
 ) -> tuple[list[Example], list[SourceRows]]:
@@ -225,15 +226,6 @@ def _mix(
     return mixed, sources
 
 
-def _is_repeated(one: SourceRows) -> bool:
-    return one.rows_train > MANY_REPEATS * (one.rows - one.rows_held_out)
-
-
-def _repeats(one: SourceRows) -> str:
-    times = one.rows_train / (one.rows - one.rows_held_out)
-    return f"each row of {one.source} occurs about {times:.0f} times in an epoch; a smaller weight repeats it less"
-
-
 @contextmanager
 def naming_file(where: str) -> Iterator[None]:
     """Name the key and the file in errors that begin with a row; in a mixture they begin with the name of the
@@ -270,12 +262,11 @@ def label_map(examples: Sequence[Example]) -> dict[str, int]:
 
 
 def require_known_labels(held_out: Iterable[Example], labels: Collection[str], where: str) -> None:
-    for example in held_out:
-        if example.label not in labels:
-            raise DataError(
-                f"{where}, row {example.row}: label {example.label!r} is not among those of the training rows: "
-                f"{', '.join(labels)}"
-            )
+    if unknown := next((example for example in held_out if example.label not in labels), None):
+        raise DataError(
+            f"{where}, row {unknown.row}: label {unknown.label!r} is not among those of the training rows: "
+            f"{', '.join(labels)}"
+        )
 
 
 def require_classes(examples: Sequence[Example]) -> None:

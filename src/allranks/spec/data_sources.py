@@ -196,19 +196,12 @@ def _named(path: Path) -> Iterator[None]:
 
 def _open_rows(path: Path, *, whole_texts: bool = False) -> tuple[list[str], Iterator[Row]]:
     """Return the columns of a table, none for other kinds of files, and the rows, which are read as they are needed."""
-    match path.suffix.lower():
-        case ".csv" | ".tsv":
-            with _csv_reader(path) as reader:
-                names = list(reader.fieldnames or [])
-            return _require_distinct(names, path), _csv_rows(path)
-        case ".parquet":
-            with _parquet_file(path) as file:
-                names = list(file.schema_arrow.names)
-            return _require_distinct(names, path), _parquet_rows(path)
-        case ".json":
-            return [], _json_rows(path)
-        case ".jsonl" | ".ndjson":
-            return [], _jsonl_rows(path)
+    kind = path.suffix.lower()
+    if kind in (".csv", ".tsv", ".parquet"):
+        table = _parquet_table(path) if kind == ".parquet" else _csv_table(path)
+        return _require_distinct(next(table), path), table
+    if kind not in TEXT_KINDS:
+        return [], _json_rows(path) if kind == ".json" else _jsonl_rows(path)
     text = _read_text(path).replace("\r\n", "\n")
     parts = [text] if whole_texts else re.split(r"\n(?:[ \t]*\n)+", text)
     return [], iter([{"text": part.strip("\n")} for part in parts if part.strip()])
@@ -265,28 +258,24 @@ def _require_distinct(names: list[str], path: Path) -> list[str]:
     return names
 
 
-@contextmanager
-def _csv_reader(path: Path) -> Iterator[csv.DictReader[str]]:
+def _csv_table(path: Path) -> Iterator[Any]:
+    """Yield the names of the columns, then the rows."""
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
         header = next((line for line in file if line.strip()), "")
         file.seek(0)
         reader = csv.DictReader(file, delimiter=_delimiter(path, header), strict=True)
         try:
-            yield reader
+            yield list(reader.fieldnames or [])
+            for row in reader:
+                if None in row or None in row.values():
+                    raise DataError(
+                        f"data.source {path}, line {reader.line_num}: the number of fields differs from the header's "
+                        f"{len(reader.fieldnames or [])}"
+                    )
+                yield row
         except csv.Error as error:
             raise DataError(f"data.source {path}, line {reader.line_num}: not CSV: {error}") from None
-
-
-def _csv_rows(path: Path) -> Iterator[Row]:
-    with _csv_reader(path) as reader:
-        for row in reader:
-            if None in row or None in row.values():
-                raise DataError(
-                    f"data.source {path}, line {reader.line_num}: the number of fields differs from the header's "
-                    f"{len(reader.fieldnames or [])}"
-                )
-            yield row
 
 
 def _delimiter(path: Path, header: str) -> str:
@@ -301,22 +290,19 @@ def _delimiter(path: Path, header: str) -> str:
     return next((mark for mark in ",;\t" if mark in outside_quotes), ",")
 
 
-@contextmanager
-def _parquet_file(path: Path) -> Iterator[Any]:
+def _parquet_table(path: Path) -> Iterator[Any]:
+    """Yield the names of the columns, then the rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        with open_regular(path) as file:
-            yield pq.ParquetFile(file)
+        with open_regular(path) as stream:
+            file = pq.ParquetFile(stream)
+            yield list(file.schema_arrow.names)
+            for batch in file.iter_batches():
+                yield from batch.to_pylist()
     except pa.ArrowException as error:
         raise DataError(f"data.source {path}: not a Parquet file: {str(error).splitlines()[0]}") from None
-
-
-def _parquet_rows(path: Path) -> Iterator[Row]:
-    with _parquet_file(path) as file:
-        for batch in file.iter_batches():
-            yield from batch.to_pylist()
 
 
 def _load_hub(data: DataSpec) -> list[Row]:
@@ -327,8 +313,7 @@ def _load_hub(data: DataSpec) -> list[Row]:
         loaded = datasets.load_dataset(source_of(data), data.config, split=data.split, revision=data.revision)
     except Exception as error:  # noqa: BLE001 - the hub client raises errors of many libraries
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        missing = isinstance(error, FileNotFoundError) or type(error).__name__ in ("DatasetNotFoundError",)
-        if missing and _hub_answers(error):
+        if _hub_answers(error):
             raise DataError(
                 f"data.source {data.source}: the hub has no such data set (or it is gated: set HF_TOKEN): {text}"
             ) from None
@@ -339,13 +324,12 @@ def _load_hub(data: DataSpec) -> list[Row]:
     return [dict(row) for row in loaded]
 
 
-def _hub_answers(error: BaseException) -> bool:
+def _hub_answers(error: BaseException | None) -> bool:
     """Return whether the hub itself refused, as opposed to being unreachable."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if type(seen).__name__ in ("RepositoryNotFoundError", "GatedRepoError", "RevisionNotFoundError"):
+    while error is not None:
+        if type(error).__name__ in ("RepositoryNotFoundError", "GatedRepoError", "RevisionNotFoundError"):
             return True
-        seen = seen.__cause__ or seen.__context__
+        error = error.__cause__ or error.__context__
     return False
 
 

@@ -32,10 +32,14 @@ from allranks.utils.text import did_you_mean
 
 MAX_TEMPLATE_BYTES = 1 << 20
 SHAREGPT_ROLES = {
-    **dict.fromkeys(("human", "user"), "user"),
-    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bot", "model"), "assistant"),
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
     "system": "system",
-    **dict.fromkeys(("tool", "function", "observation"), "tool"),
+    "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
 }
 """Roles of the key ``from``, and what they are called in the key ``role``."""
 Message = dict[str, Any]
@@ -81,10 +85,8 @@ def choose_template(data: DataSpec, rows: Sequence[Row], *, classifier: bool) ->
         own = builtin_set(source_of(data))
         columns = {**own.columns, **columns}
         if name == "auto":
-            labelled = own.template == "classification"
-            name = (
-                own.template if classifier or not labelled else "text"
-            )  # a language model reads labelled texts as texts
+            # a language model reads labelled texts as texts
+            name = "text" if own.template == "classification" and not classifier else own.template
             reason = "of the built-in set"
     if name == "auto":
         name, reason = fitting_template(data, columns, rows, classifier=classifier)
@@ -175,9 +177,8 @@ def _jinja(path: Path, *, mask_prompt: bool) -> Render:
 
     template = _jinja_template(path)
     if mask_prompt and "response" not in template.blocks:
-        has = f"has the blocks {', '.join(template.blocks)}" if template.blocks else "has no blocks"
         raise DataError(
-            f"data.template {path}: no block named response ({has}), so that the prompt would be trained although "
+            f"data.template {path}: no block named response, so that the prompt would be trained although "
             "data.mask_prompt is true; write {% block prompt %}...{% endblock %}{% block response %}...{% "
             "endblock %}, or set data.mask_prompt: false"
         )
@@ -293,35 +294,32 @@ def chat_renderer(data: DataSpec, columns: Columns, present: Sequence[str]) -> R
     Raises:
         DataError: no columns for a chat.
     """
-    system = columns_of("system", data, columns, present, required=False)
-    tools = columns_of("tools", data, columns, present, required=False)
+
+    def named(role: str, *, required: bool = True) -> list[str]:
+        return columns_of(role, data, columns, present, required=required)
 
     def has(*roles: str) -> bool:
         return all(has_role(role, columns, present) for role in roles)
 
-    if has("messages") or not (has("prompt", "response") or has("instruction", "output")):
-        (name,) = columns_of("messages", data, columns, present)
-        asked, given, answer = [name], [], []
-    elif has("prompt", "response"):
-        asked, given = columns_of("prompt", data, columns, present), []
-        answer = columns_of("response", data, columns, present)
+    system, tools, context, answer = named("system", required=False), named("tools", required=False), [], []
+    if not has("messages") and has("prompt", "response"):
+        question, answer = named("prompt"), named("response")
+    elif not has("messages") and has("instruction", "output"):
+        question, context, answer = named("instruction"), named("input", required=False), named("output")
     else:
-        asked = columns_of("instruction", data, columns, present)
-        given = columns_of("input", data, columns, present, required=False)
-        answer = columns_of("output", data, columns, present)
+        question = named("messages")[:1]
 
     def render(row: Row, number: int) -> Example:
-        head = [{"role": "system", "content": row_text(row, system, number)}] if system else []
-        before: list[Message] = []
-        if answer:
-            before = _part(row, asked, number, "user", given)
-            after = _part(row, answer, number, "assistant")
-        else:
-            after = _messages(row.get(asked[0]), f"row {number}, column {asked[0]!r}")
-        if head and head[0]["content"].strip() and (before or after)[0]["role"] != "system":
-            before = head + before if answer else before
-            after = after if answer else head + after
-        return _example(before, after, answer[0] if answer else asked[0], number, _tools(row, tools, number))
+        before = _part(row, question, number, "user", context) if answer else []
+        after = (
+            _part(row, answer, number, "assistant")
+            if answer
+            else _messages(row.get(question[0]), f"row {number}, column {question[0]!r}")
+        )
+        first, text = before or after, row_text(row, system, number)
+        if text.strip() and first[0]["role"] != "system":
+            first.insert(0, {"role": "system", "content": text})
+        return _example(before, after, answer[0] if answer else question[0], number, _tools(row, tools, number))
 
     return render
 

@@ -6,6 +6,7 @@ has few keys, each with a comment, and the next keys that one would set as comme
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from dataclasses import asdict, dataclass
@@ -73,8 +74,6 @@ def describe_example(name: str) -> dict[str, Any]:
 
 
 COMMENT_COLUMN = 41
-_NUMBERS = re.compile(r"[\d:.+~-]*")
-_PLAIN = re.compile(r"[A-Za-z0-9_./~-][A-Za-z0-9_./:@+~-]*")
 
 
 @dataclass(frozen=True)
@@ -135,9 +134,6 @@ def starter_text(choices: StarterChoices, file: str) -> str:
 
 
 def _scalar(value: Any) -> str:
-    """Return a value as YAML that is read as the same value; text that YAML would read as another value is quoted."""
-    if not isinstance(value, str):
-        return str(value)
-    if _PLAIN.fullmatch(value) and not _NUMBERS.fullmatch(value) and parse_yaml(value, "value") == value:
-        return value
-    return yaml.safe_dump(value, default_style='"', width=10**6, allow_unicode=True).rstrip("\n")
+    """Return a value as YAML that is read as the same value, also within a list."""
+    text = yaml.safe_dump([value], default_flow_style=True, width=10**6, allow_unicode=True).strip()[1:-1]
+    return text if parse_yaml(text, "value") == value else json.dumps(value)

@@ -353,8 +353,8 @@ def _nearest(key: str, path: str, known: typing.Iterable[str]) -> str:
     meant = KEY_SYNONYMS.get(key.lower().replace("-", "_"))  # in other tools
     if meant is not None and path in ("", f"{meant.rpartition('.')[0]}."):
         return suggest(repr(meant))
-    rows = path == "eval." and meant is not None and meant.startswith("data")
-    if rows or (path in ("", "data.", "eval.") and _HELD_OUT.search(key.lower().replace("-", "_"))):
+    word = key.lower().replace("-", "_")
+    if (meant is None and _HELD_OUT.search(word)) or (path == "eval." and (meant or "").startswith("data")):
         return suggest("'eval.source' (rows of their own)", "'data.eval_fraction' (a share of the rows)")
     lower = {name.lower(): name for name in known}
     near = nearest_name(key.lower(), lower)

@@ -142,15 +142,9 @@ def require_architecture(config: Mapping[str, Any], spec: RunSpec, where: str, *
     """
     kind = str(config.get("model_type"))
     if spec.data is not None and spec.data.packing == "isolated" and not classifier and not packs_rows(kind):
-        why = (
-            "its state continues across rows"
-            if kind in TYPES.state_across_rows
-            else "its attention in transformers does not separate them"
-        )
         raise SpecError(
-            f"data.packing is isolated, but in {where} ({kind}) rows of one sequence would influence each other: "
-            f"{why}; set data.packing: none (one row per sequence), or wrapped if rows may see each "
-            f"other{tested_settings(kind)}"
+            f"data.packing is isolated, but in {where} ({kind}) rows of one sequence would influence each other; set "
+            f"data.packing: none (one row per sequence), or wrapped if rows may see each other{tested_settings(kind)}"
         )
     limit = TYPES.adapter_limits.get(kind)
     if spec.adapter.type != "lora" or limit is None or spec.adapter.target_parameters:
@@ -197,11 +191,10 @@ def router_loss(
     if coefficient and own is None:
         what = "has no load-balancing loss in transformers" if experts else "is not a mixture of experts"
         raise SpecError(f"model.router_aux_loss is {wanted:g}, but {where} {what}{why}; set auto or off")
-    if own is not None and wanted == "auto":
-        if asked:
-            coefficient = own
-        else:
-            why = f": config.json does not set output_router_logits; model.router_aux_loss: {own:g} would add one{why}"
+    if own is not None and wanted == "auto" and asked:
+        coefficient = own
+    elif own is not None and wanted == "auto":
+        why = f": config.json does not set output_router_logits; model.router_aux_loss: {own:g} would add one{why}"
     if coefficient:
         source = "config.json" if wanted == "auto" else "model.router_aux_loss"
         return coefficient, f"routers: a load-balancing loss is added, with coefficient {coefficient:g} ({source}){why}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import math
 import re
-import types
 import typing
 from functools import cache
 from itertools import pairwise
@@ -139,13 +138,7 @@ def without_empty_sections(raw: dict[str, Any], record: type[Record] = RunSpec) 
             out[key] = value
         elif value is not None:
             out[key] = without_empty_sections(value, inner)
-        elif _may_be_null(known[key].type):
-            out[key] = None
     return out
-
-
-def _may_be_null(annotation: Any) -> bool:
-    return annotation is types.NoneType or any(_may_be_null(part) for part in typing.get_args(annotation))
 
 
 def adapter_problems(spec: RunSpec) -> list[str]:
@@ -161,9 +154,8 @@ def adapter_problems(spec: RunSpec) -> list[str]:
         problems.append("strategy.adapters: ignored keeps adapters on every rank, and adapter.type is none")
     elif options.get("adapters") == "ignored" and options.get("offload") == "optimizer":
         problems.append(
-            "strategy.offload: optimizer has nothing to keep in host memory with strategy.adapters: ignored, which "
-            "leaves adapters and their moments on every rank's device; set adapters: sharded, or offload: all for the "
-            "frozen weights"
+            "strategy.offload: optimizer has nothing to keep in host memory with strategy.adapters: ignored; set "
+            "adapters: sharded, or offload: all for the frozen weights"
         )
     return problems
 
@@ -242,8 +234,7 @@ def column_warnings(spec: RunSpec) -> list[str]:
     found = []
     for target in ("output", "response", "completion", "label"):
         for role, names in columns.items():
-            shared = [name for name in names if name in columns.get(target, [])]
-            if role != target and shared:
+            if role != target and (shared := [name for name in names if name in columns.get(target, [])]):
                 found.append(
                     f"data.columns: {role} and {target} both read {', '.join(shared)}: the input contains the answer"
                 )
@@ -264,8 +255,6 @@ def training_warnings(spec: RunSpec, max_steps: int | None) -> list[str]:
         found = [ignored, *found]
     if max_steps == 0:
         return found
-    if train.lr == 0:
-        found.append("train.lr is 0: no weight changes")
     if train.lr >= HIGH_LR:
         found.append(f"train.lr is {train.lr:g}, which makes AdamW diverge; usual values are 1e-6 to 1e-2")
     if max_steps is not None and (text := warmup_warning(train, max_steps)):

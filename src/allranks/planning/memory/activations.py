@@ -41,7 +41,6 @@ class MicroBatch(msgspec.Struct, frozen=True):
     stream_element: int | None = None  # bytes of one number of the residual stream, if not `element`
     adapter_element: int = 4  # bytes of one number of an adapter; PEFT makes new ones float32, whatever the base is
     plain_adapters: bool = False  # LoRA layers use PEFT's own forward
-    compiled: bool = False  # blocks are compiled: element-wise operations are computed again in backward
 
     @property
     def tokens(self) -> int:
@@ -59,6 +58,7 @@ class BlockActivations:
         self._c, self._unit, self._what, self._batch = config, unit, what, batch
         self._family = family_of(config.family)
         self._e, self._stream = batch.element, batch.stream
+        self._trains_norms = any(w.kind == "norm" and what.is_trained(w) for w in unit.weights)
         self._by_name = {w.name.removesuffix(".weight"): w for w in unit.weights}
         self._plain_adapters = batch.plain_adapters or self._family.conv1d
 
@@ -118,14 +118,8 @@ class BlockActivations:
         f = self._family
         states = 1 if f.parallel else len(f.norms)  # of the residual stream; each is kept once
         after = self._stream if f.encoder else self._e  # an encoder's norms follow the residual addition
-        if self._batch.compiled:  # the inputs only
-            return self._c.hidden * (states * self._stream + len(f.norms_after) * after)
-        trained = self._trains_norms()
-        kept_before, kept_after = (f.norm.kept(element, trained) for element in (self._stream, after))
+        kept_before, kept_after = (f.norm.kept(element, self._trains_norms) for element in (self._stream, after))
         return self._c.hidden * (states * kept_before + len(f.norms_after) * kept_after)
-
-    def _trains_norms(self) -> bool:
-        return self._what.is_trained(next(w for w in self._unit.weights if w.kind == "norm"))
 
     def _attention(self) -> int:
         c, e, f = self._c, self._e, self._family
@@ -137,7 +131,7 @@ class BlockActivations:
         if len(readers) == 1 and f.rotary and not self._repeats_keys():
             total += (q + kv) * e  # the values are a view of the three together
         if c.qk_norm:
-            total += (q + kv) * f.norm.kept(e, self._trains_norms())
+            total += (q + kv) * f.norm.kept(e, self._trains_norms)
         if self._reads_norm_of_attention():
             readers += f.mlp[:-1]
         output_is_kept = not self._what.lora if f.encoder else not f.joined or self._batch.within_rows
@@ -169,8 +163,7 @@ class BlockActivations:
         keeps_output = not self._family.gated and self._c.activation == KEEPS_OUTPUT
         gated = 1 if self._family.gated else 0  # the gate's values come beside, and its activation is kept, too
         of_function = 1 if gated else ACTIVATION_TENSORS.get(self._c.activation, 1)
-        kept = 1 + gated if self._batch.compiled else of_function + 2 * gated
-        total = kept * inner * self._e + self._inputs({output: inner}, kept_anyway=keeps_output)
+        total = (of_function + 2 * gated) * inner * self._e + self._inputs({output: inner}, kept_anyway=keeps_output)
         if self._reads_norm_of_attention():
             return total
         return total + self._inputs(dict.fromkeys((*readers, *beside), self._c.hidden), of_stream=True)

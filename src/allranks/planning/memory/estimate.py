@@ -167,7 +167,7 @@ def step_moments(model: ModelMemory, state: StrategyState, batch: MicroBatch, *,
     behind = kept_after_blocks(shapes, what, batch)
     copied = model.autocast is not None and state.copies_weights
     copies = [model.weight_copies_of(at) if copied else 0 for at in range(len(blocks))]
-    copies_behind = model.weight_copies_outside_blocks() + model.weight_copy_of_head() if copied else 0
+    copies_behind = model.weight_copies_outside_blocks() if copied else 0
     kept_up_to, copies_up_to = list(accumulate(kept)), list(accumulate(copies))
     tied = {"gradients": model.tied_gradient(gathered=not state.copies_weights)}
     loss_activations, head_gradient = loss_bytes(shapes, what, batch)
@@ -236,7 +236,7 @@ def with_runtime(moments: list[Moment], config: ModelConfig, batch: MicroBatch, 
         fixed = CUDA_CONTEXT + (NCCL_BUFFERS if plan.world_size > 1 else 0)
         temporary = [sum(m.parts.get(k, 0) for k in TEMPORARY_PARTS) for m in moments]
         slacks = [n * CUDA_SLACK + CUBLAS_WORKSPACES for n in temporary]
-        return [_more(m, {"runtime": fixed}, slack) for m, slack in zip(moments, slacks, strict=True)]
+        return [_with(m, {"runtime": fixed}, slack) for m, slack in zip(moments, slacks, strict=True)]
     fixed = {"imports": CPU_IMPORTS + strategy_info(plan.strategy).imports_bytes, "runtime": CPU_RUNTIME}
     recomputes = plan.recomputation != RECOMPUTE_NONE
     # selective recomputation keeps the large tensors, each in a mapping of its own
@@ -256,13 +256,12 @@ def with_runtime(moments: list[Moment], config: ModelConfig, batch: MicroBatch, 
             slack = HEAP_WITH_CHECKPOINTING * most - filled
         else:
             slack = max(HEAP_FRAGMENTATION * now, HEAP_RETAINED * most - now)
-        found.append(_more(moment, fixed, slack * share))
+        found.append(_with(moment, fixed, slack * share))
     return found
 
 
-def _more(moment: Moment, fixed: dict[str, int], slack: float) -> Moment:
-    more = fixed | {"slack": int(slack)} if slack >= 1 else fixed
-    return msgspec.structs.replace(moment, parts={**moment.parts, **more})
+def _with(moment: Moment, fixed: Parts, slack: float) -> Moment:
+    return msgspec.structs.replace(moment, parts=moment.parts | fixed | _clean({"slack": int(slack)}))
 
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
@@ -348,7 +347,6 @@ def batch_of(spec: RunSpec, plan: LaunchPlan, model: ModelMemory) -> MicroBatch:
         adapter_element=model.trained_element,
         plain_adapters=strategy_info(plan.strategy).gathers_in_layers
         and bool(plan.strategy_options.get("find_unused_parameters")),
-        compiled=plan.compiled and spec.model.compile is True,  # auto: what fits must still fit if the compiler fails
     )
 
 
@@ -369,10 +367,8 @@ def _notes(spec: RunSpec, plan: LaunchPlan, family: str) -> list[str]:
     notes = []
     if plan.recomputation_reason:
         notes.append(f"model.gradient_checkpointing auto: {plan.recomputation}, because {plan.recomputation_reason}")
-    if plan.compiled and spec.model.compile is True:
-        notes.append("model.compile: compiled blocks keep less for backward, which was measured on a GPU only")
-    elif plan.compiled:
-        notes.append("model.compile auto: estimated without compiled blocks, which keep less for backward")
+    if plan.compiled:
+        notes.append("model.compile: estimated without compiled blocks, which keep less for backward")
     why = dense_mask_reason(family, spec.model.attention) if spec.data.packing == "isolated" else ""
     if why and family not in (*ENCODERS, MLP):
         notes.append(f"packed rows need a dense mask of the sequence length squared: {why}")

@@ -19,7 +19,6 @@ from allranks.spec.models import DEFAULT_VOCAB, MlpShape, is_mlp, mlp_shape, tin
 from allranks.spec.records import ModelSpec, RunSpec
 from allranks.utils.filesystem import hub_cache
 from allranks.utils.inputs import read_json_object, read_text
-from allranks.utils.text import nearest_name
 
 MAX_SIZES = {"layers": 2_000, "vocab_size": 20_000_000}
 MAX_SIZE = 1_000_000  # limit of every other size: far above any real model
@@ -72,8 +71,7 @@ def read_model_config(raw: Mapping[str, Any], where: str, *, labels: int = 0) ->
     if not isinstance(family, str):
         raise SpecError(f"{where}: model_type is {_shown(family)}; it must be the model type")
     if family not in FAMILIES:
-        near = nearest_name(family, FAMILIES, 0.9)
-        raise UnknownFamily(family + (f" (did you mean {near}?)" if near else ""))
+        raise UnknownFamily(family)
     names = FAMILIES[family]
     for key, value in names.only.items():
         if raw.get(key) not in (None, value):
@@ -139,27 +137,20 @@ class _Reader:
 
     def _size(self, key: str, limit: int = MAX_SIZE, *, default: int | None = None, least: int = 1) -> int:
         value = self._raw.get(key)
-        if value is None:
-            if default is None:
-                self.problems.append(f"{key} is missing")
+        if value is None and default is not None:
             return default or least
-        if isinstance(value, bool) or not isinstance(value, int):
-            self.problems.append(f"{key} is {_shown(value)}, expected an integer")
-        elif not least <= value <= limit:
-            self.problems.append(f"{key} is {_shown(value)}; it must be from {least} to {limit}")
-        else:
+        if not isinstance(value, bool) and isinstance(value, int) and least <= value <= limit:
             return value
+        self.problems.append(f"{key} is {_shown(value)}; it must be an integer from {least} to {limit}")
         return max(least, 1)
 
     def _flag(self, flag: Flag | bool) -> bool:
         if isinstance(flag, bool):
             return flag
         value = self._raw.get(flag.key)
-        if value is None:
-            return flag.default
-        if not isinstance(value, bool):
+        if not isinstance(value, bool | None):
             self.problems.append(f"{flag.key} is {_shown(value)}, expected true or false")
-        return value is True
+        return flag.default if value is None else value is True
 
     def _activation(self) -> str:
         value = self._raw.get(self._names.activation)
@@ -169,10 +160,10 @@ class _Reader:
         value = self._raw.get(key)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-            self.problems.append(f"{key} is {_shown(value)}, expected a number from 0 to 1")
-            return default
-        return float(value)
+        if not isinstance(value, bool) and isinstance(value, int | float) and 0 <= value <= 1:
+            return float(value)
+        self.problems.append(f"{key} is {_shown(value)}, expected a number from 0 to 1")
+        return default
 
 
 def _shown(value: Any) -> str:
@@ -205,10 +196,8 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path | None = None
     where: str
     """The model, for messages."""
-    keys_in: str
-    """What has the config's keys, for messages."""
     source: str
-    """The same in the estimate."""
+    """Where the config is from."""
 
 
 def find_files(spec: RunSpec) -> ModelFiles | None:
@@ -229,24 +218,19 @@ def find_files(spec: RunSpec) -> ModelFiles | None:
             **tiny_defaults(model.name),
             **model.config,
         }
-        return ModelFiles(
-            config=config, where=where, keys_in=f"{where} with model.config", source="built from the spec"
-        )
+        return ModelFiles(config=config, where=where, source="built from the spec")
     local = Path(model.name).expanduser()
     path = local / "config.json" if local.is_dir() else _cached_config(model, spec.cluster.cache)
     if path is None:
         known = known_config(model.name)
         if known is None:
             return None
-        return ModelFiles(config=known, where=where, keys_in=model.name, source="the table of well-known models")
+        return ModelFiles(config=known, where=where, source="the table of well-known models")
     raw = read_json_object(path, MAX_CONFIG_BYTES, "model.name")
     nested = raw.get("text_config")  # models of text and images keep the sizes of the language model there
     config = {**raw, **nested, "model_type": raw.get("model_type")} if isinstance(nested, dict) else raw
-    if local.is_dir():
-        keys_in, source = f"model.name {path}", "the folder's config.json"
-    else:
-        keys_in, source = f"model.name {model.name}: {path}", "its config.json in the cache"
-    return ModelFiles(config=config, folder=path.parent, where=where, keys_in=keys_in, source=source)
+    source = "the folder's config.json" if local.is_dir() else "its config.json in the cache"
+    return ModelFiles(config=config, folder=path.parent, where=where, source=source)
 
 
 def _cached_config(model: ModelSpec, cache: str | None) -> Path | None:
@@ -288,7 +272,9 @@ def find_config(spec: RunSpec) -> ConfigSource:
     classes = spec.data is not None and spec.data.template == "classification"
     labels = 2 if classes or files.config.get("model_type") in ENCODERS else 0
     try:
-        return ConfigSource(config=read_model_config(files.config, files.keys_in, labels=labels), source=files.source)
+        return ConfigSource(
+            config=read_model_config(files.config, f"{files.where}, {files.source}", labels=labels), source=files.source
+        )
     except UnknownFamily as kind:
         unknown = f"allranks does not know the shapes of a {str(kind)[:60]} model"
         return ConfigSource(config=None, source=files.source, unknown=unknown)

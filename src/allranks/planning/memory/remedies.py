@@ -143,19 +143,12 @@ def choose_recomputation(plan: LaunchPlan, spec: RunSpec, facts: MachineFacts) -
     return decided(RECOMPUTE_FULL, why)
 
 
-FIXED_SHARE = 0.5
-"""Above this share of fixed memory the error of the estimate may be larger than `ESTIMATE_ERROR` (docs/fit.md)."""
-
-
 def verdict_line(found: Fit) -> str:
     """Return one sentence: what a rank needs, what it has, and whether that is enough."""
     if found.unknown:
         return f"not known: {found.unknown}; not refused"
     there = found.capacity
     need = f"a rank needs about {format_bytes(found.needed_bytes)}"
-    if found.fixed_bytes > FIXED_SHARE * found.needed_bytes:
-        fixed = format_bytes(found.fixed_bytes)
-        need += f" ({fixed} of it for Python and libraries, which vary with strategy and data: up to 25 % more in all)"
     need += f", most of it at: {found.peak}"
     if found.verdict == NOT_KNOWN or there.bytes is None:
         return f"{need}; its capacity is not known, so it is not refused ({there.source})"
@@ -181,12 +174,9 @@ def remedy_settings(remedy: Remedy) -> str:
 def refusal(found: Fit) -> str:
     """Return the full error message."""
     cures = [f"  {i}. {remedy_line(r)}\n     {remedy_settings(r)}" for i, r in enumerate(found.remedies, 1)]
-    fits = any(r.fits for r in found.remedies)
-    head = (
-        "changes that make it fit, the cheapest first:"
-        if fits
-        else "no known change of the spec makes it fit; the closest is:"
-    )
+    head = "no known change of the spec makes it fit; the closest is:"
+    if any(r.fits for r in found.remedies):
+        head = "changes that make it fit, the cheapest first:"
     lines = [f"memory: {verdict_line(found)}", *([head, *cures] if cures else [])]
     return "\n".join([*lines, "to start it anyway: --force"])
 
@@ -204,21 +194,11 @@ def with_remedies(found: Fit, spec: RunSpec, plan: LaunchPlan, facts: MachineFac
     """Return the estimate with up to three changes that make it fit; if none does, with all of them combined."""
     if found.verdict not in (CLOSE, TOO_LARGE):
         return found
-    good: list[Remedy] = []
-    nearest: Remedy | None = None
-    for change in _changes(spec, plan):
-        tried = _try(spec, change, facts, config, found)
-        if tried is None:
-            continue
-        if tried.fits:
-            good.append(tried)
-        elif nearest is None or tried.needed_bytes < nearest.needed_bytes:
-            nearest = tried
-        if len(good) == MAX_REMEDIES:
-            break
-    if not good and nearest:
-        good = [nearest]
-    return msgspec.structs.replace(found, remedies=good)
+    tried = (_try(spec, change, facts, config, found) for change in _changes(spec, plan))
+    remedies = list(filter(None, tried))
+    fitting = [remedy for remedy in remedies if remedy.fits][:MAX_REMEDIES]
+    nearest = sorted(remedies, key=lambda remedy: remedy.needed_bytes)[:1]
+    return msgspec.structs.replace(found, remedies=fitting or nearest)
 
 
 def _try(spec: RunSpec, change: Change, facts: MachineFacts, config: ConfigSource, before: Fit) -> Remedy | None:

@@ -327,15 +327,13 @@ class ModelMemory(ModelSizes, frozen=True, kw_only=True, dict=True):
         return sum(self.what.numel_in_products(w) for w in weights) * (self.autocast or 0)
 
     def weight_copies_outside_blocks(self) -> int:
-        """Return the same of the layers outside blocks, without a language model's output projection."""
+        """Return the same of the layers outside blocks; that of a language model's output projection exists during the
+        loss only."""
         head = output_projection(self.shapes)
-        weights = [w for w in self.shapes.rest.weights if w.kind == "linear" and w is not head]
-        return sum(self.what.numel_in_products(w) for w in weights) * (self.autocast or 0)
-
-    def weight_copy_of_head(self) -> int:
-        """Return bytes of the cast of a language model's output projection, which exists during the loss only."""
-        head = output_projection(self.shapes)
-        return head.numel * self.autocast if head is not None and self.autocast and self.what.is_trained(head) else 0
+        linear = [w for w in self.shapes.rest.weights if w.kind == "linear" and w is not head]
+        elements = sum(self.what.numel_in_products(w) for w in linear)
+        elements += head.numel if head is not None and self.what.is_trained(head) else 0
+        return elements * (self.autocast or 0)
 
     def tied_gradient(self, *, gathered: bool) -> int:
         """Return bytes of the gradient that a tied embedding gets from the output projection, and keeps until backward

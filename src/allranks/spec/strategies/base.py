@@ -132,13 +132,10 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return (unit.base + unit.adapters) * self.autocast if self.autocast else self.bytes_of(unit)
 
     @cached_property
-    def _gradients_before(self) -> list[int]:
+    def gradient_bytes_before(self) -> list[int]:
+        """Return bytes of the gradients that exist when backward reaches each block."""
         backwards = accumulate((self.gradient_of(b) for b in self.blocks[::-1]), initial=self.head_gradient_bytes)
         return list(backwards)[-2::-1]
-
-    def gradient_bytes_before(self, at: int) -> int:
-        """Return bytes of the gradients that exist when backward reaches block `at`."""
-        return self._gradients_before[at]
 
     def first_of(self, at: int, *, gathered: bool = False) -> int:
         """Return bytes of the largest gradient of block `at` when backward has computed it.
@@ -212,7 +209,7 @@ class StrategyState:
     def in_backward(self, at: int) -> Parts:
         """Return memory inside backward of block `at`, at its activation peak, after its first gradient."""
         m = self._m
-        return {"gradients": (m.gradients if m.accumulates else m.gradient_bytes_before(at)) + m.first_of(at)}
+        return {"gradients": (m.gradients if m.accumulates else m.gradient_bytes_before[at]) + m.first_of(at)}
 
     def at_end(self) -> Parts:
         """Return memory when the gradient of the layers before the first block is computed."""

@@ -269,7 +269,7 @@ class DeepSpeedReplicated(StrategyState):
     def in_backward(self, at: int) -> Parts:
         m = self._m
         before = self.in_loss().get("gradients", 0)
-        come = m.gradient_bytes_before(at) if self._stage == 1 else m.share(m.gradient_bytes_before(at))
+        come = m.gradient_bytes_before[at] if self._stage == 1 else m.share(m.gradient_bytes_before[at])
         return {"gradients": (before or come) + m.first_of(at), "communication": self._bucket}
 
     def at_end(self) -> Parts:

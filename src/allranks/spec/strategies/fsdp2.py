@@ -123,7 +123,7 @@ class FSDP2(ShardedWeights):
 
     def in_backward(self, at: int) -> Parts:
         m = self._m
-        done = m.gradient_bytes_before(at) - m.head_gradient_bytes
+        done = m.gradient_bytes_before[at] - m.head_gradient_bytes
         # whole: the root, this block, the next one's all-gather; blocks behind have been freed
         blocks = (2 if at else 1) * self._largest if self._reshard else self._up_to[at]
         # the buffer in transfer, and the copy for the next transfer

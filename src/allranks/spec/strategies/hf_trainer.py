@@ -108,9 +108,9 @@ def complete_arguments(given: Any, asked: TrainerExpectations) -> Json:
     problems = [p for name, value in given.items() if (p := _problem(str(name), value, settled))]
     if problems:
         raise SpecError(f"{KEY}: " + "; ".join(problems))
-    free = {name: value for name, value in given.items() if name in FREE}
-    later = {name: value for name, value in given.items() if name in ("ddp_backend",) and settled[name][0] is None}
-    return {name: value for name, (value, _) in settled.items() if value is not None} | FIXED | free | later
+    backend = {"ddp_backend"} if asked.backend is None else set()
+    own = {name: value for name, value in given.items() if name in {*FREE, *backend}}
+    return {name: value for name, (value, _) in settled.items() if value is not None} | FIXED | own
 
 
 def _settled(asked: TrainerExpectations) -> dict[str, tuple[Any, str]]:

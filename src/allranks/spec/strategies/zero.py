@@ -53,7 +53,7 @@ class ReduceScattered(ShardedGradients):
 
     def in_backward(self, at: int) -> Parts:
         m = self._m
-        parts, buffers = self._buffers.at(m.gradient_bytes_before(at), filling=True)
+        parts, buffers = self._buffers.at(m.gradient_bytes_before[at], filling=True)
         return {
             "gradients": self._m.share(self._m.gradients) if m.accumulates else parts,
             "communication": buffers + m.first_of(at),
@@ -108,7 +108,7 @@ class Zero3(ShardedWeights):
 
     def in_backward(self, at: int) -> Parts:
         m = self._m
-        parts, buffers = self._buffers.at(m.gradient_bytes_before(at), filling=True)
+        parts, buffers = self._buffers.at(m.gradient_bytes_before[at], filling=True)
         return {
             "gradients": self._m.share(self._m.gradients) if m.accumulates else parts,
             "gathered_weights": self._whole(2 if at else 1),
