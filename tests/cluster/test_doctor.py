@@ -215,16 +215,12 @@ print("ready", *found.network.seats)
 
 
 def test_collectives_name_the_slow_node(box: Box, spec: Path) -> None:
-    """The second run is compared with the first one, on the same nodes without the fault."""
-    words = ("--collectives", "--json", "--set", f"cluster.cache={spec.parent}")
+    words = ("--collectives", "--json")
     well = doctor(spec, *words)
     first = as_json(well)
     assert well.returncode == 0 and not first["slow_pairs"], well.stdout + well.stderr
-    assert first["bandwidth"][-1] == "no earlier run of this shape to compare with"
-    assert {one["kind"] for one in first["sweep"]} == {"all_reduce", "all_gather", "reduce_scatter"}
     for one in first["sweep"]:
-        factor = {"all_reduce": 4 / 3}.get(one["kind"], 2 / 3)  # three ranks
-        assert one["bus_bytes_per_s"] == pytest.approx(factor * one["bytes"] / one["seconds"])
+        assert one["bus_bytes_per_s"] == pytest.approx(4 / 3 * one["bytes"] / one["seconds"])  # three ranks
     with injected(box, "slow-link", "n2", rate="500mbit"), injected(box, "loopback-hosts", "n1"):
         done = doctor(spec, *words)
     document = as_json(done)
@@ -232,6 +228,5 @@ def test_collectives_name_the_slow_node(box: Box, spec: Path) -> None:
     assert set(failed(document)) == {"n1.name"}, "the ranks are told their interface, so this does not stop them"
     assert done.returncode == 1 and document["pairs_verdict"].startswith("n2 is slow to all other nodes")
     assert document["slow_pairs"] and all(1 in pair for pair in document["slow_pairs"])
-    assert document["bandwidth"][-1].startswith("slower than in 1 earlier run of this shape"), document["bandwidth"]
-    large = max((one for one in document["sweep"] if one["kind"] == "all_reduce"), key=lambda one: one["bytes"])
+    large = max(document["sweep"], key=lambda one: one["bytes"])
     assert large["bytes"] >= 2**20 and large["bus_bytes_per_s"] < 4 * 500e6 / 8, "a ring is as fast as its slowest link"

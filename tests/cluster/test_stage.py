@@ -61,7 +61,7 @@ def left(box: Box, node: str) -> list[str]:
 def contents(box: Box, stage: NodeStage) -> list[str]:
     """What is in a job's folder besides marks: no archive may be left."""
     names = on(box, stage.node, "ls", str(stage.folder)).split()
-    return [name for name in names if not name.startswith(("on.", "has."))]
+    return [name for name in names if not name.startswith("on.")]
 
 
 def run_on(box: Box, allocation: Allocation, node: str, *command: str) -> str:

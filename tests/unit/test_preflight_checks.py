@@ -344,12 +344,6 @@ def test_a_node_whose_gpu_or_memory_is_too_small_for_a_rank() -> None:
     assert list(failures(nodes)) == ["n2.memory"]
 
 
-def test_a_full_folder_for_temporary_files_is_said_and_stops_no_run() -> None:
-    found = failures(three(node(2, tmp="/scratch", tmp_free_bytes=5 << 20)))
-    assert list(found) == ["n2.tmp"] and found["n2.tmp"].found == "FULL(/scratch,5MiB)" and not found["n2.tmp"].blocks
-    assert not failures(three(node(2, tmp="/scratch", tmp_free_bytes=None))), "unknown"
-
-
 def test_a_working_directory_that_a_node_lacks_is_not_staged() -> None:
     required = replace(REQUIRED, folders=[*FOLDERS, RequiredFolder(role="workdir", path="/work/at")])
     nodes = [node(n) for n in (1, 2)]

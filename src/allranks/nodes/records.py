@@ -139,8 +139,6 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     build_locks: list[BuildLock] = []
     folders: dict[str, FolderFacts] = {}
     shm_free_bytes: int = 0
-    tmp: str = ""
-    tmp_free_bytes: int | None = None
     memlock_bytes: int | None = None
     open_files: int | None = None
     gpus: list[dict[str, Any]] = []
@@ -211,15 +209,11 @@ class NodeRequirements(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     folders: list[RequiredFolder] = []
     ports: list[int] = []
     program: dict[str, str] = {}
-    """Packages and submodules that the user's own program imports, each with the place."""
-    program_hidden: dict[str, str] = {}
-    """Those that are in a folder where Python does not look for them, with that folder."""
+    """Packages that the user's own program imports, each with the place."""
     program_unknown: str = ""
     """The key of the spec that may add packages in a way that only the job shows."""
     extensions: str = ""
     """The folder of the C++ extensions that torch builds; empty: not to be read."""
-    tmp: str = ""
-    """The ranks' folder for temporary files, if the spec sets one."""
     hub: list[HubItem] = []
     hub_offline: str = ""
     """The variable that disables access to the hub."""

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from allranks.nodes.checks import ChecksByHost, NodeSurvey, each_node, failed_check, majority_value, passed_check
-from allranks.nodes.records import Check, NodeRequirements, Probe
+from allranks.nodes.records import Check, Probe
 from allranks.planning.memory.estimate import CLOSE, FITS, TOO_LARGE, verdict
-from allranks.spec.records import RunSpec
 from allranks.utils.text import format_bytes_word
 
 MIN_SHM_BYTES = 32 * 2**20
 MIN_SHM_GPU_BYTES = 256 * 2**20
-MIN_TMP_BYTES = 32 * 2**20
 MIN_FILES = 1024
 MIN_MEMLOCK_BYTES = 2**30
 
@@ -33,25 +28,6 @@ def shm(survey: NodeSurvey, probe: Probe) -> Check:
         "mount -o remount,size=8G /dev/shm, or start the container with --shm-size=8g"
     )
     return failed_check("shm", f"SMALL({shown})", cure)
-
-
-def ask_tmp(spec: RunSpec, base_folder: Path, required: NodeRequirements) -> NodeRequirements:
-    """Add the ranks' folder for temporary files."""
-    return msgspec.structs.replace(required, tmp=spec.cluster.env.get("TMPDIR", ""))
-
-
-@each_node
-def tmp(survey: NodeSurvey, probe: Probe) -> Check | None:
-    """Check the folder for temporary files: data loaders, compilers and downloads write there; many programs run
-    without it."""
-    if probe.tmp_free_bytes is None or probe.tmp_free_bytes >= MIN_TMP_BYTES:
-        return None
-    shown = format_bytes_word(probe.tmp_free_bytes)
-    cure = (
-        f"{probe.host} has {shown} free in {probe.tmp} for temporary files: remove files there, "
-        "or set TMPDIR in cluster.env"
-    )
-    return failed_check("tmp", f"FULL({probe.tmp},{shown})", cure, blocks=False)
 
 
 @each_node

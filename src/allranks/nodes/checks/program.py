@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 
 from allranks.nodes.checks import NodeSurvey, each_node, failed_check, passed_check
-from allranks.nodes.probes.probe import adds_modules
 from allranks.nodes.records import Check, NodeRequirements, Probe
 from allranks.planning.rank_environment import program_file, working_directory
 from allranks.spec.records import RunSpec, ScriptSpec
@@ -31,27 +30,24 @@ use is not known."""
 
 
 def imported_packages(script: Path, folders: list[Path]) -> dict[str, str]:
-    """Return each package and submodule that a program imports in any case, with the place: ``{"numpy": "train.py line
-    3"}``.
+    """Return each package that a program imports in any case, with the place: ``{"numpy": "train.py line 3"}``.
 
     Only imports at the top level of a module count, outside of ``if`` and ``try``; in the program itself those with
     which ``if __name__ == "__main__"`` begins, too. Modules in `folders`, where Python looks first, are read instead of
-    being returned, unless a package there lacks the submodule. A file that cannot be read or parsed imports nothing.
+    being returned. A file that cannot be read or parsed imports nothing.
     """
     imports: dict[str, str] = {}
     left, seen = [script], {script}
     while left and len(seen) < MAX_FILES:
         path = left.pop(0)
         for name, line in _imports(path, main=path == script):
-            place, top = f"{path.name} line {line}", name.partition(".")[0]
-            if top in sys.stdlib_module_names or top == "__future__":
+            parts = name.split(".")
+            if parts[0] in sys.stdlib_module_names or parts[0] == "__future__":
                 continue
-            modules = (*_packages_of(name), name)
+            modules = [".".join(parts[: i + 1]) for i in range(len(parts))]
             files = [next((f for folder in folders for f in _files_of(folder, one)), None) for one in modules]
             if files[0] is None:
-                imports.setdefault(top, place)
-            if name != top and files[-1] is None and not any(adds_modules(str(file)) for file in files if file):
-                imports.setdefault(name, place)
+                imports.setdefault(parts[0], f"{path.name} line {line}")
             more = [file for file in files if file is not None and file.suffix == ".py" and file not in seen]
             seen.update(more)
             left += more
@@ -175,11 +171,9 @@ def ask(spec: RunSpec, base_folder: Path, required: NodeRequirements) -> NodeReq
         return required
     variable = {**os.environ, **spec.cluster.env}.get("PYTHONPATH", "")
     paths = [base_folder / path for path in variable.split(os.pathsep)] if variable else []
-    beside, folder = script.parent, working_directory(spec.script)
-    first, other = (beside, folder) if spec.script.path is not None else (folder, beside)
-    imports = imported_packages(script, [first, *paths])
-    hidden = {name: str(other) for name in imports if "." not in name and _files_of(other, name)}
-    return msgspec.structs.replace(required, program=imports, program_hidden=hidden, program_unknown=_why_unknown(spec))
+    folder = script.parent if spec.script.path is not None else working_directory(spec.script)
+    imports = imported_packages(script, [folder, *paths])
+    return msgspec.structs.replace(required, program=imports, program_unknown=_why_unknown(spec))
 
 
 def _why_unknown(spec: RunSpec) -> str:
@@ -192,50 +186,19 @@ def _why_unknown(spec: RunSpec) -> str:
 
 @each_node
 def program(survey: NodeSurvey, probe: Probe) -> Check | None:
-    """Check that each package is installed, and has the submodules; not its version."""
+    """Check that each package is installed; not its version and submodules."""
     wanted = survey.required.program
-    absent = {name for name in wanted if probe.program.get(name) is False}
-    missing = [name for name in wanted if name in absent and absent.isdisjoint(_packages_of(name))]
+    missing = [name for name in wanted if probe.program.get(name) is False]
     if not missing:
         return passed_check("program", "ok") if wanted else None
     if survey.required.program_unknown:
         return passed_check("program", f"unknown({','.join(missing)})")
     stageable = all(survey.program_here.get(name) for name in missing)
-    cure = _cure(survey, probe, missing)
+    python = probe.executable or survey.required.python
+    cure = (
+        f"the program imports {format_list([f'{name} ({wanted[name]})' for name in missing], 4)}, which {python} on "
+        f"{probe.host} does not have: {python} -m pip install {' '.join(missing)} (a package can have another name than "
+        "its module), or one environment that all nodes share; a module of your own must be in the program's folder "
+        "(script.module: in script.workdir) or in PYTHONPATH (cluster.env)"
+    )
     return failed_check("program", f"MISSING({','.join(missing)})", cure, stageable=stageable)
-
-
-def _packages_of(name: str) -> list[str]:
-    """Return the packages that contain a module: ``a`` and ``a.b`` of ``a.b.c``."""
-    parts = name.split(".")
-    return [".".join(parts[:i]) for i in range(1, len(parts))]
-
-
-def _cure(survey: NodeSurvey, probe: Probe, missing: list[str]) -> str:
-    required, python = survey.required, probe.executable or survey.required.python
-    hidden = [name for name in missing if name in required.program_hidden]
-    parts = [name for name in missing if "." in name]
-    packages = [name for name in missing if name not in (*hidden, *parts)]
-
-    def places(names: list[str]) -> str:
-        return format_list([f"{name} ({required.program[name]})" for name in names], 4)
-
-    cures = []
-    if packages:
-        cures.append(
-            f"the program imports {places(packages)}, which {python} on {probe.host} does not have: {python} -m pip "
-            f"install {' '.join(packages)} (a package can have another name than its module), or one environment that "
-            "all nodes share"
-        )
-    if hidden:
-        cures.append(
-            f"the program imports {places(hidden)}, which is in {required.program_hidden[hidden[0]]}, where Python "
-            "does not look: with script.path it finds modules beside the program, with script.module those in the "
-            "working directory; use the other key, or add the folder to PYTHONPATH in cluster.env"
-        )
-    if parts:
-        cures.append(
-            f"the program imports {places(parts)}, but there is no such module in the package as {probe.host} has it: "
-            "check the name, or install the version of the package that has it"
-        )
-    return "; ".join(cures)

@@ -29,7 +29,6 @@ CHECKS: tuple[Judge, ...] = (
     network.port,
     network.clock,
     hardware.shm,
-    hardware.tmp,
     hardware.memlock,
     hardware.files,
     hardware.threads,
@@ -38,4 +37,4 @@ CHECKS: tuple[Judge, ...] = (
     hardware.p2p,
     hardware.ib,
 )
-ASKS: tuple[Ask, ...] = (program.ask, software.ask_extensions, software.ask_hub_names, hardware.ask_tmp)
+ASKS: tuple[Ask, ...] = (program.ask, software.ask_extensions, software.ask_hub_names)

@@ -99,10 +99,11 @@ def judge_links(targets: Mapping[str, Sequence[str]], answers: Mapping[str, Conn
     """
     links: dict[Link, list[UnreachedPort]] = {
         (source, target): [
-            msgspec.structs.replace(item, source=source) for item in answer.unreached if item.peer == target
+            msgspec.structs.replace(item, source=source) for item in answers[source].unreached if item.peer == target
         ]
-        for source, answer in answers.items()
-        for target in targets[source]
+        for source, its_targets in targets.items()
+        if source in answers
+        for target in its_targets
     }
     outgoing: dict[str, list[Link]] = defaultdict(list)
     incoming: dict[str, list[Link]] = defaultdict(list)

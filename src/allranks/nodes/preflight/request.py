@@ -8,11 +8,9 @@ second. `check_rows` reads and converts every row, as the ranks will. `check_sta
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
 from urllib.parse import quote, urlsplit
@@ -39,15 +37,14 @@ from allranks.spec.data_templates import choose_template, require_task_template,
 from allranks.spec.models import check_model_folder, is_mlp
 from allranks.spec.records import DataSpec, RunSpec, ScriptSpec
 from allranks.spec.validation import is_container
-from allranks.utils.filesystem import cache_root, hf_home, private_root
+from allranks.utils.filesystem import hf_home
 from allranks.utils.inputs import read_text
 from allranks.utils.machine import MachineFacts
 from allranks.utils.safetensors_files import stored_tensors
 from allranks.version import __version__
 
-MAX_ROW_BYTES = 512 << 20
-"""Limit for `check_rows`: the login node of a cluster must not read larger files. Their rows are checked on the
-ranks."""
+MAX_ROW_BYTES = 64 << 20
+"""Limit for `check_rows`: reading more takes seconds. The rows of larger files are checked on the ranks."""
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model", "*.tiktoken", "merges.txt", "tekken.json")
 TIMEOUT_S = 5.0
 
@@ -196,9 +193,7 @@ def check_rows(spec: RunSpec) -> None:
     """Read and convert all rows of local files as the ranks will, so that a row that cannot be used is known before
     they start.
 
-    A file above `MAX_ROW_BYTES`, and one that this machine does not see, is left to the ranks. The result is remembered
-    in the
-    cache: rows that passed are not read again until the file or the settings change.
+    A file above `MAX_ROW_BYTES`, and one that this machine does not see, is left to the ranks.
 
     Raises:
         DataError: names the row.
@@ -215,33 +210,8 @@ def check_rows(spec: RunSpec) -> None:
         files = [path for source in own for path in data_sources.data_files(source)]
     except DataError:  # this machine may not see them
         return
-    if sum(path.stat().st_size for path in files) > MAX_ROW_BYTES:
-        return
-    mark = _mark(spec, files)
-    if mark.exists():
-        return
-    read_examples(spec, classifier=classifier)
-    with suppress(OSError):
-        mark.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        mark.touch()
-
-
-def _mark(spec: RunSpec, files: list[Path]) -> Path:
-    """Return the file that says that these rows passed."""
-    import hashlib  # loads OpenSSL, which no plan needs
-
-    templates = [Path(part.template).expanduser() for part in parts_of(spec.data)] if spec.data is not None else []
-    stats = [(path.absolute(), path.stat()) for path in [*files, *templates] if path.is_file()]
-    seen = [(str(path), stat.st_size, stat.st_mtime_ns, stat.st_ino) for path, stat in stats]
-    wanted = [
-        __version__,
-        msgspec.to_builtins(spec.data),
-        msgspec.to_builtins(spec.eval),
-        spec.model and spec.model.name,
-        seen,
-    ]
-    key = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:32]
-    return private_root(cache_root(spec.cluster.cache)) / "checked_rows" / key
+    if sum(path.stat().st_size for path in files) <= MAX_ROW_BYTES:
+        read_examples(spec, classifier=classifier)
 
 
 def check_hub(spec: RunSpec) -> None:

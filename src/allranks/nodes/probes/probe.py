@@ -14,7 +14,6 @@ import contextlib
 import fcntl
 import glob
 import hashlib
-import importlib.machinery
 import importlib.metadata
 import importlib.util
 import ipaddress
@@ -31,7 +30,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,6 @@ MAX_FILES = 5_000
 MAX_READ = 100
 EDGE_BYTES = 1 << 16
 SKIP = {"__pycache__", ".git", ".venv", ".pytest_cache", ".ruff_cache"}
-ADDS_MODULES = re.compile(r"__path__|sys\.modules|meta_path|path_hooks|extend_path")
 SIOCGIFFLAGS, SIOCGIFADDR, SIOCGIFNETMASK = 0x8913, 0x8915, 0x891B
 IFF_UP, IFF_LOOPBACK, IFF_RUNNING = 0x1, 0x8, 0x40
 IMPORTS = """
@@ -170,53 +168,17 @@ def package(name: str) -> dict[str, str | None]:
 
 
 def has_module(name: str) -> bool:
-    """Return whether a module can be found, without importing it or its packages.
-
-    A folder without ``__init__.py`` counts if it holds something. A submodule that is not found counts if its package
-    may add it.
-    """
-    top, *parts = name.split(".")
-    try:
-        with program_folder_left_out():
-            spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError, AttributeError):
-        return False
-    for part in parts:
-        if spec is None:
-            break
-        origin, places = spec.origin, list(spec.submodule_search_locations or [])
-        # Without the names of the packages, which PathFinder would look for among the imported ones.
-        spec = importlib.machinery.PathFinder.find_spec(part, places)
-        if spec is None and origin is not None and adds_modules(origin):
-            return True
-    if spec is None or spec.origin is not None:
-        return spec is not None
-    return any(os.listdir(place) for place in spec.submodule_search_locations or [] if os.path.isdir(place))  # noqa: PTH112, PTH208
-
-
-@contextlib.contextmanager
-def program_folder_left_out() -> Iterator[None]:
-    """Take this process's working directory from the start of ``sys.path``: the ranks have the program's folder
-    there."""
-    given = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]  # noqa: PTH100
+    """Return whether a package can be found, without importing it. The process's own folder does not count: the ranks
+    have the program's there."""
     kept = list(sys.path)
     try:
-        here = os.getcwd()  # noqa: PTH109 - Python 3.8 runs this too
-        if kept and kept[0] in ("", here) and here not in given:
-            sys.path[:] = kept[1:]
-        yield
+        if kept and kept[0] in ("", os.getcwd()):  # noqa: PTH109 - Python 3.8 runs this too
+            del sys.path[0]
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError, AttributeError):
+        return False
     finally:
         sys.path[:] = kept
-
-
-def adds_modules(path: str) -> bool:
-    """Return whether the source of a package may make modules that have no file, or look for them elsewhere; also if it
-    cannot be read."""
-    try:
-        text = Path(path).read_text(encoding="utf-8", errors="replace") if path.endswith(".py") else ""
-    except OSError:
-        return True
-    return bool(ADDS_MODULES.search(text)) or not (path.endswith(".py") or Path(path).is_dir())
 
 
 def is_cached(path: str) -> bool:
@@ -526,8 +488,6 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
     models = Later(FOLDER_LIMIT_S, hub, request["hub"], request.get("hub_address", "")) if request.get("hub") else None
     locks = Later(FOLDER_LIMIT_S, build_locks, request["extensions"]) if request.get("extensions") else None
     folders = {item["role"]: Later(FOLDER_LIMIT_S, folder, item) for item in request.get("folders", [])}
-    tmp = request.get("tmp") or os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - its size is the fact
-    room = Later(FOLDER_LIMIT_S, shutil.disk_usage, tmp)
     report: dict[str, Any] = {
         "host": host,
         "node_id": int(os.environ.get("SLURM_NODEID", "0")),
@@ -552,8 +512,6 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
     if models is not None:
         value, error = models.get()
         report["hub"] = value or {"error": error}
-    usage, _ = room.get()
-    report["tmp"], report["tmp_free_bytes"] = tmp, usage.free if usage else None
     if locks is not None:
         report["build_locks"] = locks.get()[0] or []
     gpus, report["gpu_error"] = driver.get()

@@ -282,7 +282,7 @@ def write_stdin(stream: Any, text: str | None) -> None:
         pass  # the program ended before reading everything
 
 
-def wait_or_end(process: subprocess.Popen[str], timeout_s: float, grace_s: float = GRACE_S) -> int | None:
+def wait_or_end(process: subprocess.Popen[Any], timeout_s: float, grace_s: float = GRACE_S) -> int | None:
     """Return the exit code of a process; None if it had to be ended after the time limit, by SIGTERM and then by
     SIGKILL."""
     try:

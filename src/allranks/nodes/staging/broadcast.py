@@ -33,7 +33,7 @@ import msgspec
 from allranks.errors import AllranksError, EnvironmentNotAble, RunFailed
 from allranks.nodes.slurm.allocations import Allocation
 from allranks.nodes.slurm.commands import Slurm
-from allranks.nodes.slurm.srun import srun_command
+from allranks.nodes.slurm.srun import srun_command, wait_or_end
 from allranks.nodes.staging import node
 from allranks.nodes.staging.bundles import (
     Bundle,
@@ -44,7 +44,6 @@ from allranks.nodes.staging.bundles import (
     identity_of,
     interpreter,
     load_bundle,
-    probe_of,
     store_of,
 )
 from allranks.nodes.staging.manifests import StageManifest, node_stage
@@ -60,6 +59,7 @@ _SHELL = (
     'printf \'@allranks %s 0 1 {"error": "no Python found; tried: %s"}\\n\' "$SLURMD_NODENAME" "$*"; exit 1'
 )
 _END_S = 15.0
+_KEPT = ("SLURM_CONF", "SLURM_TMPDIR")
 
 
 class StagingStep:
@@ -84,7 +84,8 @@ class StagingStep:
                 "--job-name=allranks-stage",
             ],
         )
-        env = {k: v for k, v in os.environ.items() if k not in _STEP_SETTINGS}
+        # Variables of a batch job must not affect these steps: they have one task per node, on named nodes.
+        env = {k: v for k, v in os.environ.items() if k in _KEPT or not k.startswith(("SLURM_", "SRUN_"))}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
         try:
             self._process = subprocess.Popen(
@@ -156,12 +157,7 @@ class StagingStep:
             self._process.stdin.close()
         except BrokenPipeError:
             pass
-        for end in (self._process.terminate, self._process.kill):
-            try:
-                self._process.wait(timeout=_END_S)
-                break
-            except subprocess.TimeoutExpired:
-                end()
+        wait_or_end(self._process, _END_S, _END_S)
         self._errors.close()
 
     def _read(self) -> None:
@@ -179,15 +175,6 @@ class StagingStep:
                     self._answers.put((words[1], json.loads("".join(fragments.pop(words[1])))))
         finally:  # also after a line that cannot be parsed: `answers` must not wait for its whole time
             self._answers.put(None)
-
-
-# Variables of a batch job that must not affect these steps: they have one task per node, on named nodes.
-_STEP_SETTINGS = {
-    *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_SOCKET", "SLURM_NTASKS_PER_CORE"),
-    *("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_EXACT"),
-    *("SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU", "SLURM_MEM_PER_NODE", "SLURM_CPU_BIND", "SLURM_GPUS", "SLURM_GPU_BIND"),
-    *("SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_NNODES", "SLURM_HOSTFILE", "SLURM_ARBITRARY_NODELIST"),
-}
 
 
 ANSWER_S = 180.0
@@ -250,29 +237,33 @@ def staged(
 
 def ask_nodes(bundle: Bundle, allocation: Allocation, *, always: bool = False) -> StagingAnswers:
     """Query which parts each node lacks, with one step on all of them."""
+    parts = [
+        {name: getattr(part, name) for name in ("name", "path", "probe", "identity", "sha256")} for part in bundle.parts
+    ]
     live = Slurm([*allocation.prefix], "this job's").output("squeue", "--me", "--noheader", "--format=%A", timeout_s=60)
     request = {
-        "verb": "ask",
         "always": always,
         "job": allocation.folder,
         "live": None if live is None else live.split(),  # without an answer of Slurm nothing old is removed
-        "python": msgspec.to_builtins(bundle.python),
-        "parts": [probe_of(part) for part in bundle.parts],
     }
-    with StagingStep(allocation, allocation.nodes, _pythons(bundle.python), request) as step:
-        return step.answers(ANSWER_S)
+    return _ask(allocation, bundle.python, parts, request)
 
 
 def missing_parts(part_files: Sequence[PartFiles], allocation: Allocation) -> set[str]:
     """Return the names of the parts that some node lacks, before they are packed; nothing is written."""
-    python = interpreter()
     parts = [
-        {"name": s.name, "path": str(s.path), "probe": list(s.probe), "identity": identity_of(s), "sha256": ""}
-        for s in part_files
+        {"name": s.name, "path": str(s.path), "probe": list(s.probe), "identity": identity_of(s)} for s in part_files
     ]
-    request = {"verb": "ask", "only_look": True, "always": False, "python": msgspec.to_builtins(python), "parts": parts}
+    answers = _ask(allocation, interpreter(), parts, {"only_look": True, "always": False})
+    return {name for answer in answers.values() for name in answer["lacks"]}
+
+
+def _ask(
+    allocation: Allocation, python: Interpreter, parts: list[dict[str, Any]], request: dict[str, Any]
+) -> StagingAnswers:
+    request = {"verb": "ask", "python": msgspec.to_builtins(python), "parts": parts, **request}
     with StagingStep(allocation, allocation.nodes, _pythons(python), request) as step:
-        return {name for answer in step.answers(ANSWER_S).values() for name in answer["lacks"]}
+        return step.answers(ANSWER_S)
 
 
 def _pythons(python: Interpreter) -> list[str]:
@@ -283,9 +274,7 @@ def _groups(bundle: Bundle, lacking: StagingAnswers) -> Iterator[tuple[list[str]
     """Yield nodes that lack the same parts in the same folder."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, answer in sorted(lacking.items()):
-        missing = sorted(set(answer["lacks"]) - set(answer["here"]))  # unpacked before, in this job
-        if missing:
-            groups.setdefault((answer["folder"], *missing), []).append(name)
+        groups.setdefault((answer["folder"], *answer["lacks"]), []).append(name)
     for (_, *parts), names in groups.items():
         yield names, [part for part in bundle.parts if part.name in parts]
 

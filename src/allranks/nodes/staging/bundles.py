@@ -12,12 +12,11 @@ import tarfile
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from allranks.errors import EnvironmentNotAble
-from allranks.nodes.staging.node import WHOLE_BYTES, identity
+from allranks.nodes.staging.node import identity
 from allranks.nodes.staging.sources import PartFiles, editable_packages, is_allranks_file, package_versions, part_files
 from allranks.rundir.checkpoints import MANIFEST
 from allranks.rundir.files import read_record, write_json
@@ -210,11 +209,6 @@ def _remove_old_parts(store: Path, used: set[str]) -> None:
             shutil.rmtree(entry, ignore_errors=True)
 
 
-def probe_of(part: BundlePart) -> dict[str, Any]:
-    """Return what a node needs to determine whether it has a part."""
-    return {name: getattr(part, name) for name in ("name", "path", "probe", "identity", "sha256")}
-
-
 def load_bundle(path: Path) -> Bundle:
     """Return a bundle that was built before.
 
@@ -281,7 +275,7 @@ def _pack_part(source: PartFiles, store: Path, log: Log) -> BundlePart:
 
 
 def _part_key(source: PartFiles, known: str) -> str:
-    """Return a key of the archive's inputs: the content of small files; size, time and samples of large ones.
+    """Return a key of the archive's inputs: the node's view of their content, with sizes and times.
 
     For installed packages: the RECORD of each, and the names next to them.
     """
@@ -291,12 +285,7 @@ def _part_key(source: PartFiles, known: str) -> str:
         names = sorted(p.name for p in source.path.iterdir() if not is_allranks_file(p, source.path))
         digest.update("\n".join(names).encode())
         return digest.hexdigest()[:24]
-    whole = [name for name, path in source.files if path.stat().st_size <= WHOLE_BYTES]
-    root = source.path if source.probe != ("",) else source.path.parent
-    digest.update(str(identity(str(root), whole)).encode())
     for name, path in source.files:
         status = path.stat()
-        large = status.st_size > WHOLE_BYTES
-        digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns if large else 0}\n".encode())
-        digest.update(b"x" if status.st_mode & 0o100 else b"-")
+        digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_mode & 0o100}\n".encode())
     return digest.hexdigest()[:24]

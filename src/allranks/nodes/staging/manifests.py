@@ -30,19 +30,12 @@ def offline_variables(datasets_cache: str | None) -> list[EnvVar]:
     Args:
         datasets_cache: a staged folder with prepared data sets of the hub.
     """
-    variables = [
-        ("HF_HUB_OFFLINE", "1", "a node without network would retry each request to the hub until it times out"),
-        (
-            "TRANSFORMERS_OFFLINE",
-            "1",
-            "the same for transformers before 4.42, some of which do not read HF_HUB_OFFLINE",
-        ),
-        ("HF_DATASETS_OFFLINE", "1", "the same for datasets before 2.20"),
-        ("HF_HUB_DISABLE_TELEMETRY", "1", "no reports to the hub from ranks"),
-    ]
+    reason = "a node without network would retry each request to the hub until it times out"
+    variables = [EnvVar(name="HF_HUB_OFFLINE", value="1", reason=reason, source="stage")]
     if datasets_cache is not None:
-        variables.append(("HF_DATASETS_CACHE", datasets_cache, "the data set was staged here, at its pinned revision"))
-    return [EnvVar(name=name, value=value, reason=reason, source="stage") for name, value, reason in variables]
+        reason = "the data set was staged here, at its pinned revision"
+        variables.append(EnvVar(name="HF_DATASETS_CACHE", value=datasets_cache, reason=reason, source="stage"))
+    return variables
 
 
 class PartUse(msgspec.Struct, frozen=True, kw_only=True):

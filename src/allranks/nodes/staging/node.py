@@ -155,15 +155,14 @@ def will_do(base: str) -> bool:
 
 def ask(request: dict[str, Any]) -> dict[str, Any]:
     """Return which parts this node lacks, and where it would store them; leave a mark there if it lacks any."""
-    lacks = [] if not request["always"] else [part["name"] for part in request["parts"]]
-    for part in request["parts"]:
-        gone = identity(part["path"], part["probe"]) != part["identity"]
-        gone = gone or (
-            part["name"] == "env"
-            and find_python({**request["python"], "candidates": [request["python"]["executable"]]}) is None
-        )
-        if gone and part["name"] not in lacks:
-            lacks.append(part["name"])
+    own_python = {**request["python"], "candidates": [request["python"]["executable"]]}
+    lacks = [
+        part["name"]
+        for part in request["parts"]
+        if request["always"]
+        or identity(part["path"], part["probe"]) != part["identity"]
+        or (part["name"] == "env" and find_python(own_python) is None)
+    ]
     if request.get("only_look"):
         return {"lacks": lacks}
     root = job_root()
@@ -171,7 +170,6 @@ def ask(request: dict[str, Any]) -> dict[str, Any]:
     if "env" in lacks:
         answer["python"] = find_python(request["python"])
     sweep(root, request)
-    answer["here"] = [p["name"] for p in request["parts"] if os.path.exists(arrived(answer["folder"], p))]
     if lacks:
         os.makedirs(os.path.dirname(root), exist_ok=True)
         own_folder(root)
@@ -179,11 +177,6 @@ def ask(request: dict[str, Any]) -> dict[str, Any]:
         with open(os.path.join(answer["folder"], f"on.{me()}"), "w") as file:
             file.write(me())
     return answer
-
-
-def arrived(folder: str, part: dict[str, Any]) -> str:
-    """Return the file that shows that this part is already unpacked here."""
-    return os.path.join(folder, f"has.{part['name']}.{part['sha256']}")
 
 
 def sweep(root: str, request: dict[str, Any]) -> None:
@@ -229,7 +222,7 @@ def incoming(folder: str, part: str) -> str:
 
 
 def place(folder: str, part: dict[str, Any], interpreter: str | None) -> None:
-    """Unpack a part that has arrived to its final location, and record it."""
+    """Unpack a part that has arrived to its final location."""
     target, archive = os.path.join(folder, part["name"]), incoming(folder, part["name"])
     shutil.rmtree(target, ignore_errors=True)  # left by an interrupted attempt
     try:
@@ -241,8 +234,6 @@ def place(folder: str, part: dict[str, Any], interpreter: str | None) -> None:
             os.unlink(archive)
     if interpreter is not None and part["name"] == "env":
         make_venv(target, interpreter)
-    with open(arrived(folder, part), "w"):
-        pass
 
 
 def remove(request: dict[str, Any]) -> dict[str, Any]:
