@@ -319,12 +319,6 @@ def test_a_usual_spec_gets_no_note(tmp_path: Path) -> None:
     assert notes_of(news_spec(tmp_path, data={"columns": {"text": "text", "label": "label"}})) == []
 
 
-def test_b05_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> None:
-    plain = prepared(news_spec(tmp_path, table(NEWS), "a.csv"), classifier=True)
-    marked = prepared(news_spec(tmp_path, table(NEWS).encode("utf-8-sig"), "b.csv"), classifier=True)
-    assert marked.facts.train_hash == plain.facts.train_hash
-
-
 def test_b08_b24_rows_that_are_trained_and_held_out_are_told(tmp_path: Path) -> None:
     same = prepared(text_spec(tmp_path, eval={"source": str(tmp_path / "a.jsonl")}))
     assert any("40 of 40 held-out rows are also training rows" in text for text in same.facts.warnings)
@@ -424,11 +418,6 @@ def test_b44_other_class_names_are_told_and_b53_another_number_refused(tmp_path:
     assert any("0 = a, 1 = b, 3 = d" in text for text in numbered.warnings)
 
 
-def test_b51_a_small_set_has_a_held_out_row(tmp_path: Path) -> None:
-    facts = prepared(text_spec(tmp_path, lines(ROWS[:10]), data={"eval_fraction": 0.05})).facts
-    assert (facts.rows_train, facts.rows_eval) == (9, 1)
-
-
 def test_b23_a_batch_beyond_the_data_and_b18_a_warm_up_beyond_the_epochs_are_told() -> None:
     from allranks.spec.records import TrainSpec
 
@@ -486,10 +475,6 @@ def test_b23_b18_b15_b54_of_a_run(tmp_path: Path) -> None:
     saved, _ = run_of(text_spec(tmp_path, train={"max_steps": 2}))
     code, text = allranks_of("export", saved.folder, "--step", "3")
     assert (code, "existing steps: 2" in text) == (2, True)
-
-
-ELSEWHERE = {"b07": "test_data.py", "b36": "test_moe.py", "b38": "test_data_formats.py", "b42": "test_spec.py"}
-"""Mistakes that the test of their topic shows."""
 
 
 def test_every_mistake_of_the_list_has_a_case() -> None:

@@ -207,16 +207,6 @@ def test_marks_of_the_template_are_used(family: str) -> None:
     assert not any("assistant" in text or "What" in text for text in found)
 
 
-def test_a_template_that_marks_the_middle_of_a_reply() -> None:
-    tokenizer = train_tokenizer(["user assistant It is two. Bye"] * 3, 400, classifier=False)
-    tokenizer.chat_template = (
-        "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% "
-        "endgeneration %}(tool){% generation %}{{ eos_token }}{% endgeneration %}{% else %}{{ m.content }}{% endif "
-        "%}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
-    )
-    assert parts(CHAT, tokenizer) == [text for reply in REPLIES for text in (reply, "</s>")]
-
-
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5_think", "phi3", "glm4moe", "gptoss", "gemma4_v5"])
 def test_edges_of_chats(family: str) -> None:
     """A system message, consecutive and empty replies, a border between emojis, white space, and a message after the
@@ -249,14 +239,6 @@ def test_edges_of_chats(family: str) -> None:
     assert "<|user|>" not in tokenizer.decode(found[0][1]), "no user follows the first reply of two"
 
 
-def test_the_prompt_is_trained_too_if_asked_for() -> None:
-    chat = Example(messages=(*CHAT, {"role": "user", "content": "ok"}))
-    (whole,) = encode_text([chat], tokenizer := tokenizer_of("qwen3"), max_length=None, mask_prompt=False)
-    assert whole.mask.all()
-    text = tokenizer.apply_chat_template(list(chat.messages), tokenize=False).rstrip()
-    assert tokenizer.decode(whole.ids) == text
-
-
 def test_rows_of_a_chat_are_cut_by_themselves() -> None:
     chat, tokenizer = Example(messages=tuple(CHAT)), tokenizer_of("qwen3")
     whole = encode_text([chat, chat], tokenizer, max_length=None, mask_prompt=True)
@@ -264,11 +246,6 @@ def test_rows_of_a_chat_are_cut_by_themselves() -> None:
     assert [row.example for row in cut] == [0, 0, 0, 1, 1, 1]
     assert [row.cut_tokens for row in cut[:3]] == [0, 2, len(whole[2].ids) - len(whole[1].ids) + 2]
     assert [int(row.mask.sum()) for row in cut[:2]] == [int(whole[0].mask.sum()), int(whole[1].mask.sum()) - 2]
-
-
-def test_messages_of_the_prompt_are_not_trained() -> None:
-    assert len(parts(CHAT, tokenizer_of("qwen3"), first_trained=3)) == 2
-    assert len(parts(CHAT, tokenizer_of("phi3"), first_trained=4)) == 1
 
 
 @pytest.mark.parametrize("family", ["qwen3_5_think", "glm4moe", "gptoss", "qwen2_5", "llama3_1"])
@@ -335,11 +312,6 @@ def test_tools_that_are_not_written_are_an_error() -> None:
     assert parts([{"role": "developer", "content": "x"}, *CHAT], default) == [f"{text}</s>" for text in REPLIES]
 
 
-def test_fields_without_text_for_the_model_are_allowed() -> None:
-    extra = [{**message, "id": i, "name": "n", "language": "en"} for i, message in enumerate(CHAT)]
-    assert parts(extra, tokenizer_of("phi3")) == parts(CHAT, tokenizer_of("phi3"))
-
-
 def test_a_reply_that_cannot_be_located_is_refused() -> None:
     tokenizer = train_tokenizer(["user assistant"] * 3, 400, classifier=False)
     tokenizer.chat_template = (
@@ -348,14 +320,6 @@ def test_a_reply_that_cannot_be_located_is_refused() -> None:
     )
     with pytest.raises(DataError, match=r"row 0, message 1 \(assistant\): it cannot be located .*\[assistant\]<think>"):
         parts(CHAT, tokenizer)
-
-
-def test_a_template_with_a_switch_for_reasoning() -> None:
-    """Nemotron-3's default prompt begins a reasoning that these replies do not have; the prompt without reasoning leads
-    to them."""
-    found = list(trained(CHAT, tokenizer := tokenizer_of("nemotron_3_nano")))
-    assert [tokenizer.decode(reply) for _, reply in found] == [f"{text}<|im_end|>" for text in REPLIES]
-    assert all(tokenizer.decode(before).endswith("<think></think>") for before, _ in found)
 
 
 SLOW = (
@@ -383,22 +347,6 @@ def test_a_tokenizer_without_offsets(tmp_path: Path, joined: bool) -> None:
     (row,) = encode_text([Example(messages=tuple(chat))], tokenizer, max_length=None, mask_prompt=True)
     at_once = tokenizer(tokenizer.apply_chat_template(chat, tokenize=False), add_special_tokens=False)["input_ids"]
     assert (row.ids.tolist() == at_once) == joined
-
-
-def test_a_tokenizer_without_offsets_encodes_at_once_where_it_can() -> None:
-    """As sentencepiece does, this one writes a token before each text that it encodes: turn by turn there would be one
-    in each."""
-
-    class Marked:
-        is_fast, eos_token_id, all_special_tokens = False, 1, ()
-
-        def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
-            return {"input_ids": [0, *(ord(character) for character in text)]}
-
-    turns = (("ab", False), ("c", True), ("d", False), ("e", True))
-    (row,) = encode_text([Example(turns=turns)], Marked(), max_length=None, mask_prompt=True)
-    assert row.ids.tolist() == [0, *map(ord, "abcde"), 1]
-    assert row.mask.tolist() == [0, 0, 0, 1, 0, 1, 1]
 
 
 def test_generate_writes_the_prompt_as_it_was_trained() -> None:

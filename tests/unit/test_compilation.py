@@ -51,13 +51,6 @@ def test_a_long_run_on_a_gpu_is_compiled_and_a_short_one_is_not() -> None:
     assert planned("train.max_steps=500").compiled and not planned("train.max_steps=200").compiled
 
 
-def test_the_default_is_auto_and_old_values_stay_valid() -> None:
-    assert parse_spec(LONG).model.compile == "auto"  # type: ignore[union-attr]
-    assert planned("model.compile=true", "train.max_steps=1").compiled
-    off = planned("model.compile=false")
-    assert (off.compiled, off.compile_reason) == (False, "")
-
-
 def test_epochs_count_by_the_rows_and_are_assumed_where_those_are_unknown() -> None:
     epochs = ("train.max_steps=null", "train.epochs=2")
     assert planned(*epochs).compiled
@@ -145,12 +138,6 @@ def test_the_gain_on_gpus_is_the_recorded_one() -> None:
     assert GAINS["cuda"].ratio == pytest.approx(plain / compiled, abs=0.005)
 
 
-def test_a_small_model_is_too_fast_to_be_worth_it() -> None:
-    assert raw()["model"]["name"] == "tiny:llama"
-    plan = make_plan(parse_spec(raw(train={"max_steps": 1000}), ["data.packing=wrapped"]), H100)
-    assert not plan.compiled and "would save less than a second" in plan.compile_reason
-
-
 @pytest.fixture
 def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, bool], tuple[RunDir, list[LaunchPlan]]]:
     """A run on a CPU, as if it had been planned with or without compiled blocks; and the plans with which it is
@@ -210,11 +197,3 @@ def test_a_driver_that_plans_again_keeps_what_an_earlier_attempt_did(
     again._plan = msgspec.structs.replace(make_plan(spec, facts()), compiled=True, compile_reason="it was long")
     again._make_plan()
     assert again._plan.compiled is compiled and (again._plan.compile_reason == "it was long") is compiled
-
-
-def test_resume_does_not_begin_to_compile(begun: Callable[[str, bool], tuple[RunDir, list[LaunchPlan]]]) -> None:
-    run, plans = begun("false", False)
-    runs.resume(run.root, sets=["model.compile=auto"])
-    assert not plans[0].compiled
-    with pytest.raises(RequestError, match=r"trained without compiled blocks, .* --set model\.compile=false"):
-        runs.resume(run.root, sets=["model.compile=true"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from allranks.errors import DataError, SpecError
+from allranks.errors import DataError
 from allranks.spec.data_templates import Example, Template, choose_template
 from allranks.spec.records import DataSpec
 from allranks.train.data.tokenization import encode_text, train_tokenizer
@@ -92,28 +92,6 @@ def test_it_is_read_without_configuration(
     template = chosen([row])
     assert (template.kind, template.reason) == (kind, reason)
     assert parts(row, tokenizer) == (untrained, trained)
-
-
-def test_texts_with_labels_are_for_classifiers() -> None:
-    row = {"text": "a", "label": 1}
-    assert chosen([row], classifier=True).kind == "classification"
-    assert chosen([{**row, "messages": ONE}], classifier=True).kind == "classification"
-    with pytest.raises(
-        DataError, match=r"a label column, which a language model does not learn; .* data\.template: text"
-    ):
-        chosen([row])
-
-
-def test_a_template_can_be_named_for_the_same_columns(tokenizer: Any) -> None:
-    pair = {"prompt": "question\n", "response": "answer"}
-    assert parts(pair, tokenizer, template="completion") == ("question\n", "answer</s>")
-    assert parts({"prompt": "question", "completion": "answer"}, tokenizer, template="chat") == DEFAULT
-    assert parts({"instruction": "question", "output": "answer"}, tokenizer, template="chat") == DEFAULT
-    own = {"q": "question", "a": "answer"}
-    assert parts(own, tokenizer, columns={"prompt": "q", "response": "a"}) == DEFAULT
-    assert parts(own, tokenizer, columns={"prompt": "q", "completion": "a"}) == ("question", "answer</s>")
-    with pytest.raises(SpecError, match="'answer' is not used: template chat takes messages, prompt, response"):
-        chosen([pair], columns={"answer": "response"})
 
 
 def test_speakers_and_their_roles() -> None:

@@ -12,14 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.errors import AllranksError, EnvironmentNotAble
+from allranks.errors import AllranksError
 from allranks.nodes.preflight.request import check_request, check_rows
 from allranks.nodes.staging.manifests import NodeStage, for_node
 from allranks.nodes.staging.sources import requested_parts
 from allranks.spec import parse_spec, spec_to_yaml
-from allranks.spec.data_rows import ReadExamples, naming_source, read_examples
+from allranks.spec.data_rows import ReadExamples, read_examples
 from allranks.spec.data_sources import apportion, parts_of
-from allranks.spec.records import DataSpec, SourceSpec
 from allranks.train.data.prepared import PreparedData, prepare
 from tests.conftest import tiny_spec
 
@@ -119,12 +118,6 @@ def test_it_is_refused_before_the_launch(
         check_rows(spec)
 
 
-def test_a_label_beside_text_names_its_source(tmp_path: Path) -> None:
-    (tmp_path / "c.jsonl").write_text('{"text": "a", "label": 1}\n')
-    with pytest.raises(AllranksError, match=r"data\.sources\[1\]\.source .*c\.jsonl: has a label column"):
-        check_request(parse_spec(mixed(tmp_path, [BOTH[0], {"source": "c.jsonl"}])))
-
-
 @given(st.integers(0, 1000), st.lists(st.floats(0.01, 100), min_size=1, max_size=6))
 def test_shares_sum_to_the_total_and_are_within_one_of_exact(total: int, weights: list[float]) -> None:
     shares = apportion(total, weights)
@@ -145,10 +138,3 @@ def test_each_file_is_staged_and_its_copy_is_used(tmp_path: Path) -> None:
     staged = for_node(spec, stage)
     assert staged.data is not None
     assert [part.source for part in parts_of(staged.data)] == ["/s/data-1/a.jsonl", "/s/data-2/b.jsonl"]
-
-
-def test_a_set_of_the_hub_that_cannot_be_loaded_is_named_by_its_key() -> None:
-    mixture = DataSpec(sources=[SourceSpec(source="builtin:news"), SourceSpec(source="org/set")])
-    message = r"data\.sources\[1\].source org/set: not a local file"
-    with pytest.raises(EnvironmentNotAble, match=message), naming_source(mixture, 1):
-        raise EnvironmentNotAble("data.source org/set: not a local file")

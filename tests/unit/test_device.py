@@ -9,7 +9,6 @@ import pytest
 
 from allranks.cli.plan import device_line
 from allranks.errors import EnvironmentNotAble, SpecError
-from allranks.planning.memory import fit
 from allranks.planning.planner import make_plan, resolve_device
 from allranks.planning.records import ON_NODE, PARTITION, REQUESTED, THIS_MACHINE, LaunchPlan
 from allranks.planning.slurm_request import gpus_requested, partition_requested, takes_whole_nodes
@@ -138,23 +137,6 @@ def test_nodes_that_differ_are_refused_by_name() -> None:
     nccl = spec_of("cluster.backend=nccl")
     with pytest.raises(SpecError, match="backend is nccl"):
         resolve_device(nccl, plan_of(nccl), {"g1": 0, "g2": 0})
-
-
-def test_memory_is_not_judged_while_the_device_is_open() -> None:
-    open_ = spec_of("cluster.slurm.mem=600M", "cluster.device_memory_gib=0.001")
-    known = facts()
-    assert fit(open_, make_plan(open_, known), known).capacity.bytes is None
-    settled = spec_of("cluster.slurm.mem=600M", "cluster.device_memory_gib=0.001", "cluster.device=cpu")
-    assert fit(settled, make_plan(settled, known), known).refused
-
-
-def test_a_device_or_backend_that_the_spec_names_wins() -> None:
-    cpu = plan_of(spec_of("cluster.device=cpu", "cluster.slurm.gpus_per_node=4"))
-    assert (shape(cpu), cpu.device_source) == (("cpu", "gloo", "float32", 2), REQUESTED)
-    cuda = plan_of(spec_of("cluster.device=cuda"), partition_gpus=4, own_gpus=8)
-    assert shape(cuda) == ("cuda", "nccl", "bfloat16", 4), "the login node's 8 GPUs are not those of the nodes"
-    nccl = plan_of(spec_of("cluster.backend=nccl"), partition_gpus=4)
-    assert (shape(nccl), nccl.device_source) == (("cuda", "nccl", "bfloat16", 4), ON_NODE)
 
 
 def test_options_of_sbatch_in_extra() -> None:

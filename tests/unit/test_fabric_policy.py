@@ -280,17 +280,6 @@ def test_from_the_probes_answers() -> None:
     assert damaged.topology is None and damaged.nccl == ()
 
 
-def test_what_a_user_set_is_kept_to_the_letter_and_its_interface_is_not_expected() -> None:
-    job = msgspec.structs.replace(TWO, user={"NCCL_SOCKET_IFNAME": "eno9", "NCCL_IB_HCA": "mlx5_9"})
-    found = decide_network_policy(job, [node(1, ib("mlx5_0"), ib("mlx5_1")), node(2, ib("mlx5_0"))])
-    assert is_set(found)["NCCL_SOCKET_IFNAME"] == "eno9" and is_set(found)["NCCL_IB_HCA"] == "mlx5_9"
-    assert found.nodes[0].expected.interface == ""
-    assert is_set(found)["NCCL_DEBUG"] == "INFO"
-    lo = NetworkInterface(name="lo", address="127.0.0.1", prefix=8)
-    here = node(1, interfaces=[lo, NetworkInterface(name="eth0", address="10.0.0.1", prefix=24)])
-    assert decide_network_policy(TWO, [here, node(2)]).nodes[0].addresses == ["10.0.0.1"]
-
-
 def test_what_each_node_will_decide_is_said_before_they_were_asked() -> None:
     def source(job: NetworkJob) -> dict[str, str]:
         return {item.name: item.source for item in provisional_policy(job)}
@@ -315,12 +304,6 @@ def test_all_nodes_must_have_one_kind_of_rdma_in_common() -> None:
     )
     deaf = decide_network_policy(TWO, [node(n, roce("mlx5_0", local6(0, 1), local6(1, 2))) for n in (1, 2)])
     assert deaf.nodes[0].expected.transport == "Socket"
-
-
-@pytest.mark.parametrize(("version", "told"), [((2, 20, 5), True), ((2, 21, 5), False), ((), False)])
-def test_which_nccl_is_told_an_index(version: tuple[int, ...], told: bool) -> None:
-    nodes = [node(n, roce("mlx5_0", *usual(f"10.0.0.{n}")), nccl=version) for n in (1, 2)]
-    assert ("NCCL_IB_GID_INDEX" in is_set(decide_network_policy(TWO, nodes))) == told
 
 
 def test_what_the_launchers_own_environment_sets_wins_and_is_noted(

@@ -11,12 +11,11 @@ import pytest
 
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.planning.memory import fit, make_plan, require
-from allranks.planning.memory.estimate import CUDA_CONTEXT, NCCL_BUFFERS, capacity, model_of
+from allranks.planning.memory.estimate import capacity
 from allranks.planning.memory.families import FAMILIES
-from allranks.planning.memory.model_config import KNOWN, UnknownFamily, find_config, known_config, read_model_config
+from allranks.planning.memory.model_config import KNOWN, UnknownFamily, known_config, read_model_config
 from allranks.planning.memory.weights import shapes_of
 from allranks.spec import parse_spec
-from allranks.spec.strategies import REGISTRY, strategy_state
 from tests.unit.fit_specs import GIB, estimated, facts, raw
 
 SEVEN_B = {"name": "mistralai/Mistral-7B-v0.1"}
@@ -55,11 +54,6 @@ def test_well_known_models_have_their_published_number_of_parameters(name: str, 
     assert shapes_of(read_model_config(config, name)).numel == count
 
 
-def test_every_well_known_config_can_be_read() -> None:
-    for name, config in KNOWN.items():
-        assert shapes_of(read_model_config(config, name, labels=2 if "bert" in name else 0)).numel > 50_000_000, name
-
-
 def state(spec: dict[str, Any], **there: Any) -> int:
     """Weights, gradients and optimizer state at the update, without gathered weights and buffers."""
     found = estimated(spec, **there)
@@ -87,30 +81,6 @@ def test_state_follows_the_formula_of_its_stage(strategy: str, per_parameter: fl
     """Float32 and AdamW: 4 bytes of weight, 4 of gradient, 8 of moments, each shared by 8 ranks or not (ZeRO, 2020)."""
     spec = raw(model={**SEVEN_B, "dtype": "float32"}, strategy={"name": strategy}, cluster={"procs_per_node": 8})
     assert state(spec) == pytest.approx(per_parameter * PUBLISHED[SEVEN_B["name"]], rel=0.001)
-
-
-@pytest.mark.parametrize("strategy", ["pytorch_zero3", "zero3", "deepspeed_zero3"])
-def test_a_model_that_no_gpu_holds_whole_is_loaded_in_parts(strategy: str) -> None:
-    model = {"name": "meta-llama/Llama-3.1-70B", "dtype": "bfloat16", "gradient_checkpointing": True}
-    spec = raw(model=model, adapter={"type": "lora"}, strategy={"name": strategy}, cluster={"procs_per_node": 8})
-    found = estimated(spec, gpus=8)
-    assert found.moments[0].name == "set-up" and found.moments[0].total_bytes < 40 * GIB
-    assert found.verdict == "fits"
-
-
-def test_an_engines_own_libraries_count_on_a_cpu_and_not_on_a_gpu() -> None:
-    def imports(strategy: str, **more: Any) -> set[int]:
-        found = estimated(raw(strategy={"name": strategy}, **more), gpus=2)
-        return {moment.parts.get("imports", 0) for moment in found.moments}
-
-    on_cpu = {"cluster": {"device": "cpu"}}
-    (plain,), (trainer,) = imports("pytorch_ddp", **on_cpu), imports("hf_trainer", **on_cpu)
-    assert {n for stage in (1, 2, 3) for n in imports(f"deepspeed_zero{stage}", **on_cpu)} == {
-        plain + REGISTRY["deepspeed_zero1"].imports_bytes
-    }
-    assert trainer == plain + REGISTRY["hf_trainer"].imports_bytes
-    assert imports("zero1", **on_cpu) == {plain}
-    assert imports("deepspeed_zero1") == imports("hf_trainer") == {0}
 
 
 def test_full_fine_tuning_of_7b_in_float32_dies_in_the_optimizer_step_on_80_gb_and_lora_does_not() -> None:
@@ -150,23 +120,6 @@ def test_what_makes_it_fit_is_told_cheapest_first_and_is_true(spec: dict[str, An
         assert not any("lora" in s for s in found.remedies[0].settings)  # first what trains the same weights
 
 
-def test_computing_in_bfloat16_halves_what_is_computed_and_not_what_is_trained() -> None:
-    spec = raw(model={**SEVEN_B, "dtype": "float32"}, data=LONG, strategy={"name": "zero3"})
-    narrow = ("model.dtype=bfloat16",)
-    wide, mixed, low = (estimated(spec, sets, gpus=8) for sets in ((), narrow, (*narrow, "train.param_dtype=bfloat16")))
-
-    def at(found: Any, name: str, part: str) -> int:
-        return next(m for m in found.moments if m.name == name).parts.get(part, 0)
-
-    for part in ("weights", "gradients", "optimizer_state"):
-        assert (
-            at(mixed, "optimizer step", part) == at(wide, "optimizer step", part) == 2 * at(low, "optimizer step", part)
-        )
-    assert 2 * at(mixed, "loss", "gathered_weights") == at(wide, "loss", "gathered_weights")
-    assert at(low, "loss", "activations") < at(mixed, "loss", "activations") < at(wide, "loss", "activations")
-    assert at(mixed, "loss", "weight_copies") == 0, "they are gathered in the dtype of compute"
-
-
 def test_a_model_that_nothing_makes_fit_is_told_the_nearest_change() -> None:
     found = estimated(raw(model={"name": "meta-llama/Llama-3.1-405B"}), gpus=1)
     assert found.verdict == "too large"
@@ -201,19 +154,6 @@ def test_auto_recomputes_no_more_than_the_memory_requires() -> None:
     unknown = parse_spec(spec, ["cluster.launcher=slurm", "cluster.slurm.gpus_per_node=1"])
     plan = make_plan(unknown, facts())
     assert plan.recomputation == "none" and "cluster.device_memory_gib" in plan.recomputation_reason
-
-
-def test_a_change_that_takes_more_is_no_remedy() -> None:
-    """All that saves memory is set already; the other stages would only add."""
-    spec = raw(
-        model={**SEVEN_B, "gradient_checkpointing": True},
-        adapter={"type": "lora"},
-        train={"micro_batch_size": 1},
-        strategy={"name": "zero1"},
-        cluster={"device": "cpu"},
-    )
-    found = estimated(spec, memory_bytes=GIB)
-    assert (found.verdict, found.remedies) == ("too large", [])
 
 
 def test_a_smaller_micro_batch_keeps_the_global_batch() -> None:
@@ -261,15 +201,6 @@ def test_the_smallest_gpu_counts_and_ranks_on_one_share_it() -> None:
     assert (least.device, least.bytes) == ("small", 24 * GIB)
 
 
-def test_what_a_gpu_holds_beside_tensors() -> None:
-    def fixed(ranks: int) -> set[int]:
-        found = estimated(raw(cluster={"procs_per_node": ranks}), gpus=2)
-        return {moment.parts["runtime"] for moment in found.moments}
-
-    assert fixed(1) == {CUDA_CONTEXT}
-    assert fixed(2) == {CUDA_CONTEXT + NCCL_BUFFERS}
-
-
 def test_what_is_kept_on_the_host_is_not_on_the_device() -> None:
     def kept(offload: str, device: str) -> tuple[bool, float]:
         """Whether weights are there at the update, and bytes of state for each trained parameter of this rank."""
@@ -283,26 +214,6 @@ def test_what_is_kept_on_the_host_is_not_on_the_device() -> None:
     assert kept("all", "cuda") == (False, 0)
     assert kept("all", "cpu") == (True, pytest.approx(2, rel=1e-3))
     assert kept("optimizer", "cpu") == (True, pytest.approx(3, rel=1e-3)), "the optimizer's copy of the weights"
-
-
-def test_the_last_block_of_backward_under_zero3_has_no_next_one() -> None:
-    spec = parse_spec(raw(strategy={"name": "zero3"}))
-    config = find_config(spec).config
-    assert config is not None
-    model = model_of(spec, make_plan(spec, facts()), config)
-    shares = strategy_state("zero3", model, {})
-    assert shares is not None
-    block, rest = model.bytes_of(model.blocks[0]), model.bytes_of(model.rest)
-    assert [shares.in_backward(at)["gathered_weights"] - rest for at in (2, 1, 0)] == [2 * block, 2 * block, block]
-
-
-def test_a_bucket_of_deepspeeds_is_as_large_as_its_configuration_says_in_numbers() -> None:
-    def bucket(size: Any) -> int:
-        strategy = {"name": "deepspeed_zero2", "config": {"zero_optimization": {"reduce_bucket_size": size}}}
-        return estimated(raw(strategy=strategy), gpus=2).moments[-1].parts["communication"]
-
-    assert bucket(1000) == 4 * 1000
-    assert bucket("auto") == bucket(True) > 4 * 1000, "what is no number is left to DeepSpeed"
 
 
 @pytest.mark.parametrize(
@@ -335,20 +246,6 @@ def test_a_broken_config_is_refused_by_the_key(tmp_path: Path, change: dict[str,
     assert says in str(error.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe\x00", b"[" * 100_000, b"3"])
-def test_a_config_that_is_no_json_object_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "config.json").write_bytes(content)
-    with pytest.raises(SpecError, match=r"config\.json"):
-        estimated(raw(model={"name": str(tmp_path)}))
-
-
-def test_a_family_that_is_not_known_is_told_and_not_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "mamba", "hidden_size": 1024}')
-    found = estimated(raw(model={"name": str(tmp_path)}), memory_bytes=1)
-    assert (found.verdict, found.refused) == ("not known", False)
-    assert "mamba" in str(found.unknown)
-
-
 def test_a_variant_with_other_layers_is_not_known() -> None:
     config = {**KNOWN["tinyllama/tinyllama-1.1b-chat-v1.0"], "model_type": "stablelm"}
     assert read_model_config({**config, "qk_layernorm": False}, "here").family == "stablelm"
@@ -373,22 +270,3 @@ def test_the_config_in_the_cache_comes_before_the_table(tmp_path: Path) -> None:
     found = estimated(raw(model={"name": "gpt2"}, cluster={"cache": str(tmp_path)}))
     assert found.parameters == PUBLISHED["gpt2"] - 11 * 7_087_872
     assert "cache" in found.model_source
-
-
-def test_the_trainers_buckets_are_there_only_with_several_ranks() -> None:
-    def buckets(ranks: int) -> bool:
-        spec = raw(strategy={"name": "hf_trainer"}, cluster={"procs_per_node": ranks})
-        return any("communication" in moment.parts for moment in estimated(spec, gpus=2).moments)
-
-    assert (buckets(1), buckets(2)) == (False, True)
-
-
-def test_a_temporary_of_torchs_adam_under_deepspeed() -> None:
-    def temporary(**params: Any) -> bool:
-        config = {"optimizer": {"type": "AdamW", "params": params}}
-        spec = raw(strategy={"name": "deepspeed_zero2", "config": config})
-        return "optimizer_temporaries" in estimated(spec, gpus=2).moments[-1].parts
-
-    assert temporary(torch_adam=True)
-    assert not temporary(torch_adam=True, fused=True)
-    assert not temporary()

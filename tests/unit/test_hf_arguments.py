@@ -55,12 +55,6 @@ def test_what_agrees_or_turns_nothing_on_is_taken() -> None:
     assert complete_arguments(given, asked())["torch_empty_cache_steps"] == 5
 
 
-def test_a_backend_that_is_known_only_to_the_ranks_is_compared_there() -> None:
-    planned = complete_arguments({"ddp_backend": "nccl"}, asked())
-    with pytest.raises(SpecError, match=r"ddp_backend is 'nccl', but cluster\.backend is 'gloo'"):
-        complete_arguments(planned, asked(backend="gloo"))
-
-
 def test_names_are_those_of_training_arguments() -> None:
     transformers = pytest.importorskip("transformers")
     known = set(transformers.TrainingArguments.__dataclass_fields__)
@@ -75,21 +69,3 @@ def test_a_machine_without_accelerate_is_told_so_before_anything_is_loaded(monke
     monkeypatch.delitem(sys.modules, "allranks.train.engines.hf_trainer", raising=False)
     with pytest.raises(EnvironmentNotAble, match=r"pip install 'allranks\[train\]'"):
         strategies.create("hf_trainer", {})
-
-
-def test_without_any_the_spec_says_all() -> None:
-    found = complete_arguments(None, asked(backend="gloo"))
-    assert (found["per_device_train_batch_size"], found["gradient_accumulation_steps"], found["max_steps"]) == (
-        2,
-        3,
-        10,
-    )
-    assert (found["use_cpu"], found["ddp_backend"]) == (True, "gloo")
-    assert found["ddp_find_unused_parameters"] is False
-    assert found["logging_nan_inf_filter"] is False
-    assert found["save_strategy"] == found["eval_strategy"] == found["logging_strategy"] == "no"
-
-
-def test_what_was_completed_is_taken_again() -> None:
-    once = complete_arguments({"tf32": False}, asked())
-    assert complete_arguments(once, asked(backend="gloo")) == once | {"ddp_backend": "gloo"}

@@ -221,22 +221,6 @@ def test_a_slurm_that_does_not_answer_delays_it_by_seconds(
     assert time.monotonic() - start < 40
 
 
-def test_columns_are_given_as_options(tmp_path: Path) -> None:
-    (tmp_path / "faq.csv").write_text("Kurze Frage;Antwort\n" + "".join(f"wo {i};da {i}\n" for i in range(90)))
-    done = init(tmp_path, "--yes", "--data", "faq.csv", "--columns", "prompt=Kurze Frage, response=Antwort")
-    assert done.returncode == 0, done.stderr
-    spec = preview.read_spec(tmp_path / "spec.yaml")
-    assert spec.data is not None and spec.data.columns == {"prompt": "Kurze Frage", "response": "Antwort"}
-    yaml_form = ["--columns", "columns: {prompt: Kurze Frage, response: Antwort}", "-o", "-"]
-    assert (
-        'columns: {prompt: "Kurze Frage", response: Antwort}'
-        in init(tmp_path, *NEEDED[:2], "--data", "faq.csv", "--yes", *yaml_form).stdout
-    )
-    (tmp_path / "t.jinja").write_text("{% block response %}{{ Antwort }}{% endblock %}")
-    done = init(tmp_path, "--yes", "--data", "faq.csv", "--template", "t.jinja", "-o", "t.yaml")
-    assert done.returncode == 0 and "template: t.jinja" in (tmp_path / "t.yaml").read_text(), done.stderr
-
-
 def test_it_asks_which_column_is_what_where_no_template_fits(tmp_path: Path) -> None:
     rows = "".join(json.dumps({"nr": i, "frage": f"Wo ist {i}?", "antwort": f"Da {i}."}) + "\n" for i in range(90))
     (tmp_path / "rows.jsonl").write_text(rows)

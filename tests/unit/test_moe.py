@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,14 +11,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import yaml
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from allranks.analysis.metrics import expert_load, without_repeated_steps
+from allranks.analysis.metrics import expert_load
 from allranks.errors import SpecError
 from allranks.planning.model_checks import check_model
-from allranks.spec import load_spec, parse_spec
+from allranks.spec import parse_spec
 from allranks.spec.records import AdapterSpec, ModelSpec, RunSpec, TrainSpec
 from allranks.train.data.batches import Batch
 from allranks.train.data.tokenization import train_tokenizer
@@ -37,7 +34,6 @@ from allranks.train.models.moe import (
     routers_of,
 )
 from allranks.train.strategies.sharded_optimizer import FlatParameter
-from tests.conftest import REPO
 from tests.dist.making import build_model
 
 SMALL = {
@@ -102,21 +98,6 @@ def test_a_router_is_read_from_a_file_without_rounding(tokenizer: Any, tmp_path:
     assert "mlp.gate.weight" not in type(again)._keep_in_fp32_modules_strict
 
 
-def test_the_demos_config_fits_and_unknown_settings_do_not(tokenizer: Any) -> None:
-    config = yaml.safe_load((REPO / "examples" / "demo.yaml").read_text())["model"]["config"]
-    model = build_model(
-        ModelSpec(name="tiny:glm4_moe", config=config), tokenizer, dtype="float32", labels={}, seed=1
-    )  # fmt: skip
-    attention = model.get_submodule("model.layers.0.self_attn")
-    assert attention.q_proj.out_features == config["head_dim"] * config["num_attention_heads"]
-    halved = build_model(
-        ModelSpec(name="tiny:glm4_moe", config={**config, "head_dim": 8}), tokenizer, dtype="float32", labels={}, seed=1
-    )
-    assert halved.get_submodule("model.layers.0.self_attn.q_proj").out_features == 8 * config["num_attention_heads"]
-    with pytest.raises(SpecError, match=r"head_dum.*head_dim"):
-        glm(tokenizer, head_dum=3)
-
-
 RAW: dict[str, Any] = {"model": {"name": "tiny:glm4_moe"}, "data": {"source": "x"}}
 LORA: dict[str, Any] = {"type": "lora", "target_parameters": EXPERTS}
 
@@ -134,19 +115,6 @@ LORA: dict[str, Any] = {"type": "lora", "target_parameters": EXPERTS}
 def test_what_cannot_be_together_is_refused_before_anything_runs(sections: dict[str, Any], says: str) -> None:
     with pytest.raises(SpecError, match=says):
         parse_spec({**RAW, **sections})
-
-
-@pytest.mark.parametrize(
-    "sections",
-    [
-        {"adapter": LORA},
-        {"adapter": LORA, "strategy": {"name": "pytorch_zero3", "adapters": "ignored", "offload": "all"}},
-        {"adapter": LORA, "strategy": {"name": "pytorch_zero2", "offload": "optimizer"}},
-        {"strategy": {"name": "zero1", "offload": "optimizer"}},
-    ],
-)
-def test_what_fits_together_is_taken(sections: dict[str, Any]) -> None:
-    parse_spec({**RAW, **sections})
 
 
 @pytest.mark.parametrize(
@@ -174,13 +142,6 @@ def test_what_peft_adapts_instead_is_said(tokenizer: Any, spec: AdapterSpec, lef
     for text in found:
         assert says in text and f"skips {left} linear layers, first model.layers.0.mlp.gate_proj" in text
         assert "gate_up_proj" in text
-
-
-def test_a_dense_model_has_adapters_where_they_are_asked_for(tokenizer: Any) -> None:
-    for targets in (["q_proj", "down_proj"], None):
-        spec = AdapterSpec(type="lora", targets=targets)
-        dense = build_model(ModelSpec(name="tiny:llama", config=SMALL), tokenizer, dtype="float32", labels={}, seed=1)
-        assert adapter_remarks(add_adapter(dense, spec, classifier=False, base="b", seed=1), spec) == ()
 
 
 def test_a_target_that_the_model_does_not_have_is_refused_with_the_nearest_name(tokenizer: Any) -> None:
@@ -349,41 +310,6 @@ def test_a_dense_model_has_no_load(tokenizer: Any) -> None:
     dense = build_model(ModelSpec(name="tiny:llama", config=SMALL), tokenizer, dtype="float32", labels={}, seed=1)
     assert not ExpertLoad(LossModel(dense, classifier=False), torch.device("cpu"))
     assert expert_load([{"event": "step", "step": 1}]) is None
-
-
-def test_shares_are_of_all_steps_that_count() -> None:
-    """What was counted after the checkpoint that a resumed attempt starts from does not count twice."""
-
-    def event(step: int, *layers: list[int]) -> dict[str, Any]:
-        return {"event": "experts", "step": step, "layers": {str(i): c for i, c in enumerate(layers, 1)}}
-
-    story = [event(5, [1, 3, 0, 0], [2, 2, 0, 0]), event(10, [9, 9, 9, 9], [0, 0, 0, 36])]
-    story += [{"event": "resume", "from_step": 5}, event(10, [4, 0, 0, 0], [1, 1, 1, 1])]
-    found = expert_load(without_repeated_steps(story))
-    assert found is not None
-    assert (found["experts"], found["min"], found["max"]) == (4, 0.0, 5 / 8)
-    assert found["layers"][0] == {"layer": "1", "min": 0.0, "mean": 0.25, "max": 5 / 8, "most": 0, "unused": 2}
-    assert found["layers"][1]["max"] == 3 / 8
-
-
-def test_the_large_example_is_planned_without_a_network() -> None:
-    """Its settings are those of a run in production; any attempt to open a connection would end `plan`."""
-    path = REPO / "examples" / "glm-4.5-air-fsdp-lora-16xh200.yaml"
-    code = (
-        "import socket, sys\n"
-        "def refuse(*a, **k): raise SystemExit('a connection was tried')\n"
-        "socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse\n"
-        "from allranks.cli.main import main\nsys.argv = ['allranks', 'plan', sys.argv[1]]\nmain()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert "16 ranks" in done.stdout and "pytorch_zero3" in done.stdout
-    spec = load_spec(path)
-    assert (spec.train.epochs, spec.train.lr) == (1, 4e-5)
-    assert (spec.eval.every, spec.eval.subset, spec.eval.batch_size, spec.eval.baseline) == (100, 200, 2, False)
-    assert (spec.checkpoint.mode, spec.checkpoint.every, spec.checkpoint.keep) == ("weights_only", 100, 5)
-    twin = load_spec(REPO / "examples" / "glm-tiny-fsdp-lora.yaml")
-    assert (twin.adapter, twin.strategy, twin.checkpoint.mode) == (spec.adapter, spec.strategy, "weights_only")
 
 
 MIXTRAL = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_key_value_heads": 8, "vocab_size": 32000,

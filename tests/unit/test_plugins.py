@@ -130,19 +130,6 @@ def test_a_launcher_of_a_package_shows_its_script_and_cancels_its_runs(site: Pat
     assert "there is nothing to cancel" in python(site, "-c", code, str(tmp_path)).stderr
 
 
-def test_a_launcher_that_cannot_be_loaded_is_named_and_built_in_ones_stay(site: Path, tmp_path: Path) -> None:
-    (tmp_path / "spec.yaml").write_text(SPEC.replace("NAME", "zero1") + "cluster: {launcher: lost}\n")
-    done = python(site, "-m", "allranks", "plan", str(tmp_path / "spec.yaml"))
-    assert done.returncode == 3, done.stderr
-    assert "cluster.launcher: lost cannot be loaded: package my-strategies: AttributeError" in done.stderr
-    code = (
-        "from allranks.cli.init import MACHINES; from allranks.spec.launchers import *; "
-        "print(MACHINES, LAUNCHERS['local'].summary)"
-    )
-    offered = python(site, "-c", code).stdout
-    assert offered.startswith("{'laptop': 'local', 'slurm': 'slurm', 'hosts': 'hosts'} this machine")
-
-
 def test_packages_are_not_read_for_a_built_in_name(site: Path, tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(SPEC.replace("NAME", "zero1"))
     code = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import venv
@@ -68,17 +67,6 @@ def test_a_missing_one_is_refused_with_key_and_file(tmp_path: Path) -> None:
     check_request(spec_of(tmp_path, str(tmp_path / "no"), launcher="slurm"))  # the nodes may have it
     with pytest.raises(SpecError, match=r"cluster\.python: only srun can enter a pyxis: image"):
         spec_of(tmp_path, "pyxis:image")
-
-
-def test_the_job_refuses_a_missing_one_by_name(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, str(tmp_path / "no"), launcher="slurm")
-    run = RunDir(tmp_path / "run")
-    run.logs.mkdir(parents=True)
-    text = render_batch_script(spec, make_plan(spec, facts()), run, sys.executable)
-    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 3
-    said = json.loads(run.driver.read_text())
-    assert said["exit_code"] == 3 and f"cluster.python {tmp_path}/no: the job's first node has no" in said["message"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import yaml
 from allranks.errors import SpecError
 from allranks.spec import load_spec, parse_spec, spec_to_dict, spec_to_yaml
 from allranks.spec.loader import json_schema, parse_yaml
-from tests.conftest import REPO
 
 MINIMAL: dict[str, Any] = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}}
 
@@ -96,18 +95,6 @@ def test_wrong_type_names_the_key(item: str, key: str) -> None:
 )  # fmt: skip
 def test_what_a_value_may_be_is_said(items: list[str], words: str) -> None:
     assert words in refusal(items)
-
-
-@pytest.mark.parametrize(
-    ("item", "words"),
-    [
-        ("train.clip_norm=1.0", "my.yaml: train.clip_norm is now train.max_grad_norm"),
-        ("cluster.environment=/shared/venv", "my.yaml: cluster.environment is now cluster.python"),
-        ("checkpoint.mode=lite", "my.yaml: checkpoint.mode: lite is now weights_only"),
-    ],
-)
-def test_an_old_name_is_refused_with_the_new_one(item: str, words: str) -> None:
-    assert refusal([item]) == words
 
 
 def test_a_section_whose_keys_are_all_commented_out_has_its_defaults() -> None:
@@ -234,9 +221,3 @@ def test_schema_agrees_with_the_parser() -> None:
         {"strategy": {"name": "zero2", "bucket": 3}},
     ):
         assert not check.is_valid({**MINIMAL, **bad}), bad
-
-
-@pytest.mark.parametrize("path", sorted((REPO / "examples").rglob("*.yaml")), ids=lambda p: p.name)
-def test_every_example_is_a_spec(path: Path) -> None:
-    spec = load_spec(path)
-    jsonschema.Draft202012Validator(json_schema()).validate(spec_to_dict(spec))
