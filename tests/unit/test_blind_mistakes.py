@@ -298,7 +298,7 @@ TOLD: dict[str, tuple[Callable[[Path], Spec], str]] = {
     "b19-lr-typo": (lambda p: text_spec(p, train={"lr": 5e5}), r"train\.lr is 500000, which makes AdamW diverge"),
     "b41-never-saved": (
         lambda p: text_spec(p, checkpoint={"mode": "full", "every": 1000, "at_end": False}),
-        r"nothing will be saved, because at_end is false and every is 1000, but there are only 6 steps",
+        r"nothing will be saved, because at_end is false and every is not reached",
     ),
     "b41-never-evaluated": (
         lambda p: text_spec(p, eval={**eval_file(p, ROWS), "every": 1000, "at_end": False}),
@@ -416,6 +416,14 @@ def test_b44_other_class_names_are_told_and_b53_another_number_refused(tmp_path:
     numbered = prepared(news_spec(tmp_path, lines(ids), "c.jsonl", model={"name": str(four)}), classifier=True).facts
     assert numbered.labels == {"0": 0, "1": 1, "2": 2, "3": 3}
     assert any("0 = a, 1 = b, 3 = d" in text for text in numbered.warnings)
+
+
+def test_b05_b51_a_byte_order_mark_is_no_part_of_a_column_and_a_small_set_has_a_held_out_row(tmp_path: Path) -> None:
+    plain = prepared(news_spec(tmp_path, table(NEWS), "a.csv"), classifier=True)
+    marked = prepared(news_spec(tmp_path, table(NEWS).encode("utf-8-sig"), "b.csv"), classifier=True)
+    assert marked.facts.train_hash == plain.facts.train_hash
+    facts = prepared(text_spec(tmp_path, lines(ROWS[:10]), data={"eval_fraction": 0.05})).facts
+    assert (facts.rows_train, facts.rows_eval) == (9, 1)
 
 
 def test_b23_a_batch_beyond_the_data_and_b18_a_warm_up_beyond_the_epochs_are_told() -> None:

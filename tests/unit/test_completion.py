@@ -81,21 +81,3 @@ def test_every_key_is_offered_once_and_can_be_set() -> None:
         for value in values:
             model = ["model.name=mlp:8x2"] if value == "builtin:noise" else []
             parse_spec(base, [f"{key}={value}", *model])
-
-
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_get_the_same_values(environment: dict[str, str], tmp_path: Path, shell: str) -> None:
-    word = "strategy.name=pytorch_z"
-    words = {"COMP_WORDS": f"allranks plan s --set {word}", "COMP_CWORD": word if shell == "fish" else "4"}
-    done = subprocess.run(
-        ["allranks"],
-        env={**environment, **words, "_ALLRANKS_COMPLETE": f"{shell}_complete"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert not done.stderr
-    for name in ("pytorch_zero1", "pytorch_zero2", "pytorch_zero3"):
-        assert f"strategy.name={name}" in done.stdout
-    assert "zero1\n" not in done.stdout.replace("pytorch_zero1\n", "")

@@ -68,15 +68,6 @@ def kept(found: Fit) -> int:
     return sum(found.moments[-1].parts.get(k, 0) for k in ("weights", "adapters", "gradients", "optimizer_state"))
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(specs())
-def test_all_parts_are_there_and_none_is_negative(spec: dict[str, Any]) -> None:
-    found = estimated(spec)
-    assert found.needed_bytes == max(m.total_bytes for m in found.moments) > 0
-    assert all(n > 0 for m in found.moments for n in m.parts.values())
-    assert 0 < found.parameters_trained <= found.parameters
-
-
 def solid(found: Any) -> int:
     """The most at any moment, without the allocator's slack: that falls where tensors reach 32 MiB."""
     return max(m.total_bytes - m.parts.get("slack", 0) for m in found.moments)
@@ -88,18 +79,6 @@ def test_a_larger_batch_or_a_longer_sequence_never_takes_less(spec: dict[str, An
     before = solid(estimated(spec))
     assert solid(estimated(changed(spec, "train", micro_batch_size=spec["train"]["micro_batch_size"] + more))) >= before
     assert solid(estimated(changed(spec, "data", max_length=spec["data"]["max_length"] + more))) >= before
-
-
-@settings(max_examples=examples(60), deadline=None)
-@given(specs(), st.sampled_from(["num_hidden_layers", "intermediate_size", "vocab_size"]))
-def test_more_parameters_never_take_less(spec: dict[str, Any], size: str) -> None:
-    config = spec["model"]["config"]
-    larger = changed(spec, "model", config={**config, size: config[size] * 2})
-    before, after = estimated(spec), estimated(larger)
-    assert after.parameters > before.parameters or (
-        size == "intermediate_size" and spec["model"]["name"] == "tiny:glm4_moe"
-    )
-    assert solid(after) >= solid(before)
 
 
 @settings(max_examples=examples(60), deadline=None)

@@ -57,30 +57,6 @@ def test_threads_never_reach_zero_and_crowding_is_noted() -> None:
     assert not plan(["cluster.procs_per_node=4", "cluster.launcher=slurm"], cpus=2).warnings, "nodes are no login node"
 
 
-def test_threads_of_a_slurm_job_are_those_it_asks_for() -> None:
-    slurm = ["cluster.launcher=slurm", "cluster.procs_per_node=4"]
-    asked = plan([*slurm, "cluster.slurm.cpus_per_task=16"], cpus=2)
-    assert as_variables(asked.environment)["OMP_NUM_THREADS"] == "4"
-    open_ = next(e for e in plan(slurm).environment if e.name == "OMP_NUM_THREADS")
-    assert (open_.value, open_.source) == (None, "nodes")
-
-
-def test_deepspeed_on_the_cpu_is_told_so() -> None:
-    def told(*sets: str, **there: int) -> str | None:
-        return as_variables(plan(list(sets), **there).environment).get("DS_ACCELERATOR")
-
-    assert told("strategy.name=deepspeed_zero1") == "cpu"
-    assert told("strategy.name=deepspeed_zero1", gpus=2) is None
-    assert told() is None
-
-
-def test_where_hosts_meet() -> None:
-    hosts = ["cluster.launcher=hosts", "cluster.nodes=2", "cluster.hosts=[n1, n2]"]
-    assert plan(hosts).rendezvous == "n1, port from the name of the run"
-    own = [*hosts, "cluster.rendezvous.address=10.0.0.1", "cluster.rendezvous.port=29500"]
-    assert plan(own).rendezvous == "10.0.0.1, port 29500"
-
-
 def test_the_user_wins_and_is_shown() -> None:
     made = plan(["cluster.env.OMP_NUM_THREADS=3", "cluster.env.FOO=bar"])
     by_name = {e.name: e for e in made.environment}

@@ -227,11 +227,16 @@ def evaluation_problems(spec: RunSpec) -> list[str]:
 
 
 def column_warnings(spec: RunSpec) -> list[str]:
-    """Return warnings on ``data.columns``: an answer that is part of the input."""
+    """Return warnings on ``data.columns``: columns that look swapped, or an answer that is part of the input."""
     if spec.data is None:
         return []
     columns = {role: [names] if isinstance(names, str) else names for role, names in spec.data.columns.items()}
     found = []
+    for question, reply in (("instruction", "output"), ("prompt", "response"), ("prompt", "completion")):
+        if {reply} & set(columns.get(question, [])) and {question} & set(columns.get(reply, [])):
+            found.append(
+                f"data.columns: {question} and {reply} look swapped: the model would learn to write the question"
+            )
     for target in ("output", "response", "completion", "label"):
         for role, names in columns.items():
             if role != target and (shared := [name for name in names if name in columns.get(target, [])]):
@@ -253,6 +258,8 @@ def training_warnings(spec: RunSpec, max_steps: int | None) -> list[str]:
             f"{model.name} has its own config.json; remove it, or change that file"
         )
         found = [ignored, *found]
+    if spec.eval.source is None and spec.data.eval_fraction > 0.5:
+        found.append(f"data.eval_fraction: only {1 - spec.data.eval_fraction:.0%} of the rows are trained")
     if max_steps == 0:
         return found
     if train.lr >= HIGH_LR:
