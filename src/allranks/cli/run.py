@@ -26,8 +26,8 @@ from allranks.cli.run_output import (
     TRAINING,
     ProgramOutput,
     ProgramProgress,
-    count_text,
-    number_text,
+    filled,
+    n_of,
     print_summary,
     run_progress,
 )
@@ -43,7 +43,6 @@ from allranks.utils.text import (
     as_list,
     finite_float,
     finite_int,
-    format_count,
     format_value,
     sanitize,
 )
@@ -63,6 +62,14 @@ PHASES = {
     "done": "done",
 }
 PLAIN_INTERVAL_S = 10.0
+LINES = {
+    "remark": "note     {message}",
+    "model": "model    {parameters:,d} parameters, {parameters_trained:,d} trained; {device}, torch {torch}, {threads} "
+    "per rank",
+    "proof": "proof    {ranks}, weights equal ({digest}), rows disjoint and complete ({rows_checked:d})",
+    "checkpoint": "saved    step {step:d} ({mode}, {seconds:.2f} s)",
+}
+"""Lines of events of rank 0."""
 
 
 class ProgressView:
@@ -84,14 +91,9 @@ class ProgressView:
         self._rate: list[tuple[float, float]] = []  # seconds and tokens of all ranks, of the newest logged steps
         self._program = ProgramProgress()
         self._handlers: dict[object, Callable[[dict[str, Any]], None]] = {
-            "start": self._on_start,
             "phase": self._on_phase,
             "data": self._on_data,
-            "remark": self._on_remark,
-            "model": self._on_model,
-            "proof": self._on_proof,
             "eval": self._on_eval,
-            "checkpoint": self._on_checkpoint,
             "step": self._on_step,
         }
 
@@ -151,9 +153,18 @@ class ProgressView:
             )
         if kind == "warning":
             self.warn(f"rank {format_value(event.get('rank'))}: {format_value(event.get('message'))}")
-        handler = self._handlers.get(kind) if isinstance(kind, str) else None
-        if handler is not None and event.get("rank") == 0:
-            handler(event)
+        if event.get("rank") == 0 and isinstance(kind, str):
+            if kind == "start" and self._own_program:
+                self._update(description="your program")
+            if kind in self._handlers:
+                self._handlers[kind](event)
+            if kind in LINES:
+                shown = {
+                    "ranks": n_of(event.get("world_size"), "rank") + " answer" + "s" * (event.get("world_size") == 1),
+                    "digest": format_value(event.get("weights_hash"))[:12],
+                    "threads": n_of(event.get("threads"), "thread"),
+                }
+                self.say(filled(LINES[kind], {**event, **shown}))
         if kind == PROGRESS:
             self._show_program(event)
 
@@ -181,10 +192,6 @@ class ProgressView:
             self._last_line = time.monotonic()
             self.say("  ".join(filter(None, shown.values())))
 
-    def _on_start(self, event: dict[str, Any]) -> None:
-        if self._own_program:
-            self._update(description="your program")
-
     def _on_phase(self, event: dict[str, Any]) -> None:
         name = format_value(event.get("name"))
         if "total_steps" in event:
@@ -195,62 +202,35 @@ class ProgressView:
             self.say(shown)
 
     def _on_data(self, event: dict[str, Any]) -> None:
-        cut, lost = finite_int(event.get("rows_truncated")), finite_int(event.get("rows_without_target"))
-        left_out = f", {lost} rows dropped (prompt longer than max_length)" if lost else ""
         if event.get("template_reason"):
             self.say(f"template {sanitize(template_text(event))}")
-        shortened = f", {cut} rows truncated ({count_text(event, 'tokens_cut')} tokens)" if cut else ""
         for one in map(as_dict, as_list(event.get("sources"))):
-            self.say(
-                f"source   {format_value(one.get('source'))}: weight {format_value(one.get('weight'))}, "
-                f"{count_text(one, 'rows_train')} rows of an epoch, from {count_text(one, 'rows')}"
-            )
-        identical = finite_int(event.get("rows_identical"))
-        prepared = CACHE_STATES.get(str(event.get("how")), format_value(event.get("how")))
-        repeated = f", {identical} rows identical to another" if identical else ""
-        self.say(
-            f"data     {count_text(event, 'rows_train')} rows to train on, {count_text(event, 'rows_eval')} held out; "
-            f"{count_text(event, 'sequences')} sequences, {number_text(event.get('fill'), '.0%')} "
-            f"full{shortened}{left_out}{repeated}; {count_text(event, 'tokens_trained')} of "
-            f"{count_text(event, 'tokens_real')} tokens trained [{prepared}, "
-            f"{number_text(event.get('seconds'), '.1f')} s]"
-        )
-        warnings = event.get("warnings")
-        for warning in warnings if isinstance(warnings, list) else []:
+            line = "source   {source}: weight {weight}, {rows_train:d} rows of an epoch, from {rows:d}"
+            self.say(filled(line, one))
+        cut = ", {rows_truncated:d} rows truncated ({tokens_cut:d} tokens)"
+        parts = {
+            "rows_truncated": cut,
+            "rows_without_target": ", {rows_without_target:d} rows dropped (prompt longer than max_length)",
+            "rows_identical": ", {rows_identical:d} rows identical to another",
+        }
+        line = "{rows_train:d} rows to train on, {rows_eval:d} held out; {sequences:d} sequences, {fill:.0%} full"
+        line += "".join(text for key, text in parts.items() if finite_int(event.get(key)))
+        line += "; {tokens_trained:d} of {tokens_real:d} tokens trained [{prepared}, {seconds:.1f} s]"
+        prepared = CACHE_STATES.get(str(event.get("how")), event.get("how"))
+        self.say("data     " + filled(line, {**event, "prepared": prepared}))
+        for warning in as_list(event.get("warnings")):
             self.warn(format_value(warning))
-
-    def _on_remark(self, event: dict[str, Any]) -> None:
-        self.say(f"note     {format_value(event.get('message'))}")
-
-    def _on_model(self, event: dict[str, Any]) -> None:
-        threads = finite_int(event.get("threads"))
-        self.say(
-            f"model    {format_count(event.get('parameters'))} parameters, "
-            f"{format_count(event.get('parameters_trained'))} trained; {format_value(event.get('device'))}, torch "
-            f"{format_value(event.get('torch'))}, {format_count(threads)} thread{'s' * (threads != 1)} per rank"
-        )
-
-    def _on_proof(self, event: dict[str, Any]) -> None:
-        count = finite_int(event.get("world_size"))
-        answer = "1 rank answers" if count == 1 else f"{count_text(event, 'world_size')} ranks answer"
-        digest = format_value(event.get("weights_hash"))[:12]
-        rows = count_text(event, "rows_checked")
-        self.say(f"proof    {answer}, weights equal ({digest}), rows disjoint and complete ({rows})")
 
     def _on_eval(self, event: dict[str, Any]) -> None:
         # JSON has no NaN: a loss that is there without a value was not finite
-        parts = [f"loss {number_text(event['loss'], '.4f', 'nan')}"] if "loss" in event else []
-        if finite_float(event.get("perplexity")) is not None:
-            parts.append(f"perplexity {number_text(event['perplexity'], '.2f')}")
-        if finite_float(event.get("accuracy")) is not None:
-            parts.append(f"accuracy {number_text(event['accuracy'], '.1%')}")
-        if finite_float(event.get("exact_match")) is not None:
-            parts.append(f"exact match {number_text(event['exact_match'], '.1%')} of {count_text(event, 'checked')}")
-        self.say(f"held out {', '.join(parts) or 'no metrics'} (after step {count_text(event, 'step')})")
-
-    def _on_checkpoint(self, event: dict[str, Any]) -> None:
-        mode, seconds = format_value(event.get("mode")), number_text(event.get("seconds"), ".2f")
-        self.say(f"saved    step {count_text(event, 'step')} ({mode}, {seconds} s)")
+        loss = filled("loss {loss:.4f}", event, needed=True) or "loss nan" * ("loss" in event)
+        more = (
+            "perplexity {perplexity:.2f}",
+            "accuracy {accuracy:.1%}",
+            "exact match {exact_match:.1%} of {checked:d}",
+        )
+        parts = filter(None, [loss, *(filled(text, event, needed=True) for text in more)])
+        self.say(f"held out {', '.join(parts) or 'no metrics'} {filled('(after step {step:d})', event)}")
 
     def _on_step(self, event: dict[str, Any]) -> None:
         step = finite_int(event.get("step"))
@@ -258,11 +238,10 @@ class ProgressView:
         if seconds is not None and tokens is not None:
             steps = finite_int(event.get("steps")) or 1
             self._rate = [*self._rate[-9:], (seconds * steps, tokens * self._ranks)]
-        loss = number_text(event.get("loss"), ".4f", "nan" if "loss" in event else NO_VALUE)
-        router = finite_float(event.get("router_aux_loss"))
+        loss = filled("loss {loss:.4f}", event, needed=True) or ("loss nan" if "loss" in event else f"loss {NO_VALUE}")
         shown = {
-            "step": f"step {count_text(event, 'step')}/{self._total}",
-            "loss": f"loss {loss}" + (f" + router {router:.4f}" if router is not None else ""),
+            "step": filled("step {step:d}", event) + f"/{self._total}",
+            "loss": loss + filled(" + router {router_aux_loss:.4f}", event, needed=True),
             "speed": self._speed(),
         }
         self._advance(step, self._total, shown)

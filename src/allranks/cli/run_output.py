@@ -3,6 +3,7 @@ end."""
 
 from __future__ import annotations
 
+import string
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -242,15 +243,36 @@ def _visible(line: bytes) -> bytes:
     return states[-1][:LINE_BYTES] if states else b""
 
 
-def count_text(event: dict[str, Any], name: str) -> str:
-    """Format an integer without separators."""
-    number = finite_int(event.get(name))
-    return NO_VALUE if number is None else str(number)
+class _SafeFormatter(string.Formatter):
+    """Format fields of a file, any of which may be missing or malformed: a number that is none becomes a dash."""
+
+    def get_value(self, key: Any, args: Any, kwargs: Any) -> Any:
+        return kwargs.get(key)
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if not format_spec:
+            return format_value(value)
+        number = finite_int(value) if format_spec.endswith("d") else finite_float(value)
+        return NO_VALUE if number is None else format(number, format_spec)
 
 
-def number_text(value: Any, form: str, absent: str = NO_VALUE) -> str:
-    number = finite_float(value)
-    return absent if number is None else format(number, form)
+def filled(template: str, fields: dict[str, Any], *, needed: bool = False) -> str:
+    """Return a template filled with the fields; with `needed` an empty text if the first one has no value.
+
+    >>> filled("{loss:.4f} after step {step:d}", {"loss": 0.5})
+    '0.5000 after step -'
+    """
+    text = _SafeFormatter().vformat(template, (), fields)
+    if needed:
+        first = next((name, spec) for _, name, spec, _ in string.Formatter().parse(template) if name)
+        value = fields.get(first[0])
+        return text if (finite_float(value) is not None if first[1] else value not in (None, "")) else ""
+    return text
+
+
+def n_of(count: Any, word: str) -> str:
+    """Return ``1 rank`` or ``2 ranks``."""
+    return f"{format_count(count)} {word}{'s' * (finite_int(count) != 1)}"
 
 
 def summary_table(metrics: dict[str, Any]) -> Table:
@@ -271,121 +293,65 @@ def summary_table(metrics: dict[str, Any]) -> Table:
 
 def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the rows of the summary whose values are known."""
-    nodes, epoch_s = finite_int(m.get("nodes")), finite_float(m.get("epoch_s"))
-    ranks = f"{format_count(m.get('world_size'))} on {format_count(nodes)} node{'s' * (nodes != 1)}"
+
+    def known(template: str) -> str:
+        return filled(template, m, needed=True)
+
+    ranks, device = f"{format_count(m.get('world_size'))} on {n_of(m.get('nodes'), 'node')}", m.get("device")
+    wall, early = finite_float(m.get("wall_time_s")), as_dict(m.get("stopped_early"))
     network = as_dict(m.get("network")).get("line")
     if m.get("model") is None:  # a user's own program, whose steps, tokens or proofs are unknown
-        ranks += f", your own program, {format_value(m.get('device'))}"
-        known = [
-            ("ranks", ranks),
-            ("steps", _program_steps(m)),
-            ("train loss", _change(m, "train_loss_first", "train_loss_last", trained="loss_not_finite" in m)),
-            ("held-out loss", _change(m, "eval_loss_first", "eval_loss", trained=False)),
-            ("speed", _program_speed(m)),
-            ("time", format_duration(finite_float(m.get("wall_time_s")) or 0)),
-            ("network", network),
-        ]
-        return [(name, sanitize(value)) for name, value in known if value]
-    rows = [
-        ("ranks", ", ".join([ranks, *(format_value(m.get(name)) for name in ("strategy", "device", "dtype"))])),
-        ("proof", _proof(m)),
-        ("steps", _steps(m)),
-        ("train loss", _change(m, "train_loss_first", "train_loss_last", trained=bool(m.get("steps")))),
-        ("router loss", _change(m, "router_aux_loss_first", "router_aux_loss_last", trained=False)),
-        ("held-out loss", _change(m, "eval_loss_first", "eval_loss", trained=bool(m.get("eval_s")))),
-        ("best", _best(m)),
-        ("ended early", _ended_early(m)),
-        ("perplexity", number_text(m.get("perplexity"), ".3f", "")),
-        ("accuracy", number_text(m.get("accuracy"), ".1%", "")),
-        ("exact match", _change_of_share(m.get("exact_match_first"), m.get("exact_match"))),
-        ("tokens", ", ".join(f"{format_count(m.get(f'tokens_{key}'))} {word}" for key, word in TOKEN_KINDS)),
-        ("speed", _rate(m)),
-        ("step time", _step_time(as_dict(m.get("step_time_s")))),
-        ("epoch", None if epoch_s is None else f"{format_duration(epoch_s)} of training"),
-        ("network", network),
-        ("MFU", _mfu(m)),
-        ("peak memory", format_bytes(m.get("peak_memory_bytes")) + " per rank"),
-        ("machine", "; ".join(machine_notes(m))),
-        ("links", "; ".join(link_notes(m)[:3])),
-        ("not compiled", format_value(m.get("not_compiled")) if m.get("not_compiled") else None),
-    ]
-    return [(name, sanitize(value)) for name, value in rows if value]
+        steps = known("{steps:d}") if "progress_source" in m else ""
+        speeds = (known("{tokens_per_s:,.0f} tokens/s"), known("{steps_per_s:.3g} steps/s"))
+        rows = {
+            "ranks": f"{ranks}, your own program, {format_value(device)}",
+            "steps": steps and steps + LOG_NOTE * (m["progress_source"] == "log"),
+            "train loss": _change(m, "train_loss_first", "train_loss_last", trained="loss_not_finite" in m),
+            "held-out loss": _change(m, "eval_loss_first", "eval_loss"),
+            "speed": ", ".join(filter(None, speeds)),
+            "time": format_duration(wall or 0),
+            "network": network,
+        }
+        return [(name, sanitize(value)) for name, value in rows.items() if value]
+    attempts, best = finite_int(m.get("attempts")) or 1, m.get("best_eval_loss")
+    proof = "world size, equal weights, disjoint data: shown at step 0"
+    rows = {
+        "ranks": f"{ranks}, " + filled("{strategy}, {device}, {dtype}", m),
+        "proof": proof if m.get("sync_proof") else "not reached",
+        "steps": filled("{steps:d}", m)
+        + f" over {attempts} attempts" * (attempts > 1)
+        + (f"; the whole run took {format_duration(wall)}" if wall else ""),
+        "train loss": _change(m, "train_loss_first", "train_loss_last", trained=bool(m.get("steps"))),
+        "router loss": _change(m, "router_aux_loss_first", "router_aux_loss_last"),
+        "held-out loss": _change(m, "eval_loss_first", "eval_loss", trained=bool(m.get("eval_s"))),
+        "best": best != m.get("eval_loss") and known("{best_eval_loss:.4f} after step {best_step:d}"),
+        "ended early": early and filled("after step {step:d}: {reason}", early),
+        "perplexity": known("{perplexity:.3f}"),
+        "accuracy": known("{accuracy:.1%}"),
+        "exact match": _change(m, "exact_match_first", "exact_match", form=".1%"),
+        "tokens": filled("{tokens_real:,d} real, {tokens_trained:,d} trained, {tokens_padded:,d} padding", m),
+        "speed": known(
+            "{tokens_per_s:,.0f} real tokens/s ({tokens_per_s_per_rank:,.0f} per rank), after 5 warm-up steps"
+        ),
+        "step time": filled("median {median:.3f} s, p90 {p90:.3f} s", as_dict(m.get("step_time_s")), needed=True),
+        "epoch": finite_float(m.get("epoch_s")) is not None and f"{format_duration(m['epoch_s'])} of training",
+        "network": network,
+        "MFU": (mfu := known("{mfu:.1%}")) and mfu + known(", {mfu_with_attention:.1%} with attention"),
+        "peak memory": format_bytes(m.get("peak_memory_bytes")) + " per rank",
+        "machine": "; ".join(machine_notes(m)),
+        "links": "; ".join(link_notes(m)[:3]),
+        "not compiled": known("{not_compiled}"),
+    }
+    return [(name, sanitize(value)) for name, value in rows.items() if value]
 
 
-def _mfu(m: dict[str, Any]) -> str | None:
-    """Format the model FLOP utilisation, and with attention if that is known."""
-    plain, more = (number_text(m.get(key), ".1%", "") for key in ("mfu", "mfu_with_attention"))
-    return f"{plain}, {more} with attention" if plain and more else plain
-
-
-TOKEN_KINDS = (("real", "real"), ("trained", "trained"), ("padded", "padding"))
-
-
-def _program_steps(m: dict[str, Any]) -> str | None:
-    """Format the steps of a user's own program, if it has made them known."""
-    steps = finite_int(m.get("steps")) if "progress_source" in m else None
-    return None if steps is None else f"{steps}{LOG_NOTE if m['progress_source'] == 'log' else ''}"
-
-
-def _program_speed(m: dict[str, Any]) -> str | None:
-    known = [(m.get("tokens_per_s"), ",.0f", "tokens/s"), (m.get("steps_per_s"), ".3g", "steps/s")]
-    return (
-        ", ".join(
-            f"{number_text(value, form)} {unit}" for value, form, unit in known if finite_float(value) is not None
-        )
-        or None
-    )
-
-
-def _proof(m: dict[str, Any]) -> str:
-    return "world size, equal weights, disjoint data: shown at step 0" if m.get("sync_proof") else "not reached"
-
-
-def _steps(m: dict[str, Any]) -> str:
-    attempts = finite_int(m.get("attempts")) or 1
-    more = f" over {attempts} attempts" if attempts > 1 else ""
-    wall = finite_float(m.get("wall_time_s"))
-    return f"{count_text(m, 'steps')}{more}" + (f"; the whole run took {format_duration(wall)}" if wall else "")
-
-
-def _change(m: dict[str, Any], first: str, last: str, *, trained: bool) -> str | None:
-    """Format a loss before and after training. A measured loss without a value was not finite."""
+def _change(m: dict[str, Any], first: str, last: str, *, trained: bool = False, form: str = ".4f") -> str | None:
+    """Format a value before and after training. A measured loss without a value was not finite."""
     before, after = finite_float(m.get(first)), finite_float(m.get(last))
-    if after is None:
-        end = "nan (not finite)" if trained and last in m else None
-        return end if before is None or end is None else f"{before:.4f} -> {end}"
-    return f"{after:.4f}" if before is None or before == after else f"{before:.4f} -> {after:.4f}"
-
-
-def _best(m: dict[str, Any]) -> str | None:
-    """Format the lowest held-out loss, if it is not the last one."""
-    loss, last = finite_float(m.get("best_eval_loss")), finite_float(m.get("eval_loss"))
-    return None if loss is None or loss == last else f"{loss:.4f} after step {count_text(m, 'best_step')}"
-
-
-def _ended_early(m: dict[str, Any]) -> str | None:
-    early = as_dict(m.get("stopped_early"))
-    return f"after step {count_text(early, 'step')}: {format_value(early.get('reason'))}" if early else None
-
-
-def _rate(m: dict[str, Any]) -> str | None:
-    rate, each = finite_float(m.get("tokens_per_s")), finite_float(m.get("tokens_per_s_per_rank"))
-    if rate is None:
+    if after is None and not (trained and last in m):
         return None
-    return f"{rate:,.0f} real tokens/s ({number_text(each, ',.0f')} per rank), after 5 warm-up steps"
-
-
-def _step_time(step: dict[str, Any]) -> str | None:
-    if finite_float(step.get("median")) is None:
-        return None
-    return f"median {number_text(step.get('median'), '.3f')} s, p90 {number_text(step.get('p90'), '.3f')} s"
-
-
-def _change_of_share(first: Any, last: Any) -> str | None:
-    before, after = finite_float(first), finite_float(last)
-    if after is None:
-        return None
-    return f"{after:.1%}" if before is None or before == after else f"{before:.1%} -> {after:.1%}"
+    end = "nan (not finite)" if after is None else format(after, form)
+    return end if before is None or before == after else f"{before:{form}} -> {end}"
 
 
 def samples_table(samples: list[dict[str, Any]]) -> Table:
