@@ -78,7 +78,7 @@ def test_prompts_are_lines_or_options(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _prompts(("a\nb", "'$x'")) == ["a\nb", "'$x'"]
     for content, terminal, words in (
         (b"", True, "give --prompt TEXT, or prompts on standard input"),
-        (b"\n \n", False, "has no line with text"),
+        (b"\n \n", False, "no prompt: give --prompt TEXT"),
         (b"ok\n\xff\n", False, "not UTF-8 text: byte 3 is 0xff"),
     ):
         with pytest.raises(RequestError, match=words):

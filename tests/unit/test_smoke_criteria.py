@@ -345,7 +345,6 @@ def test_a_figure_that_no_run_here_can_be_held_against_says_why() -> None:
     }
     found = {f.name: f.not_comparable for f in figure_rows(test, evidence(good(test, gpu=True)))}
     assert found["parameters"] == "different model size"
-    assert found["samples after warm-up"] == "the notes give no value"
     seven = BY_NAME["07_fsdp_lora_moe"]
     told = {f.name: f.not_comparable for f in figure_rows(seven, evidence(good(seven)))}
     assert told["evaluation"] == "different hardware; different model size; 2 ranks instead of 16"
@@ -364,16 +363,8 @@ def test_figures_by_their_definitions() -> None:
     padded = {f.name: f.ours for f in figure_rows(test, evidence(raw))}
     assert padded["wall time"] == seconds
     assert padded["tokens per rank, with padding"] == pytest.approx(STEPS * rows * e.spec.data.max_length / seconds)
-    two = good(BY_NAME["02_ddp"])
-    for rank in two["first"]:
-        steps = [s for s in two["first"][rank] if s["event"] == "step"]
-        for s, time in zip(steps, (9.0, 1.0, 2.0, 3.0, 4.0, 5.0), strict=True):
-            s["step_time_s"] = time
-    found = {f.name: f.ours for f in figure_rows(BY_NAME["02_ddp"], evidence(two))}
-    assert found["samples after warm-up"] == pytest.approx(8 / 5.0)
-    assert found["first step beyond the median"] == pytest.approx(6.0)
     assert state_gb_a_rank(evidence(good(BY_NAME["03_deepspeed_zero1"]))) == pytest.approx(TRAINED / 2 * 12 / 1e9)
-    assert state_gb_a_rank(evidence(two)) == pytest.approx(TRAINED * 8 / 1e9)
+    assert state_gb_a_rank(evidence(good(BY_NAME["02_ddp"]))) == pytest.approx(TRAINED * 8 / 1e9)
 
 
 def test_figures_are_compared_only_with_their_like() -> None:
@@ -382,8 +373,6 @@ def test_figures_are_compared_only_with_their_like() -> None:
     assert on_cpu["training time"].ours == pytest.approx(1.5 + 0.5 * (STEPS - 1))
     assert on_cpu["steps"].ours == pytest.approx(STEPS / 4.0)
     assert on_cpu["samples"].ours == pytest.approx(8 * STEPS / 4.0)
-    assert on_cpu["samples after warm-up"].ours == pytest.approx(8 / 0.5)
-    assert on_cpu["first step beyond the median"].ours == pytest.approx(1.0)
     assert "different hardware" in on_cpu["training time"].not_comparable and on_cpu["peak GPU memory"].ours is None
     raw = good(test, gpu=True)
     _all(raw, "model", parameters=test.parameters)

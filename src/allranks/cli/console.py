@@ -52,11 +52,7 @@ def table_console(width: int = UNLIMITED_COLUMNS, **options: Any) -> SafeConsole
 
 
 def print_fitted(
-    console: SafeConsole,
-    columns: Sequence[FittedColumn],
-    rows: Sequence[Sequence[str]],
-    more: str = "",
-    **options: Any,
+    console: SafeConsole, columns: Sequence[FittedColumn], rows: Sequence[Sequence[str]], more: str = "", **options: Any
 ) -> None:
     """Print a table that fits the console, and the columns that were left out; `more` says where they are."""
     table, left_out = fitted_table(columns, rows, console.width, **options)

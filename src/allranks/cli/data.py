@@ -67,11 +67,7 @@ def _show(console: SafeConsole, spec: RunSpec, document: dict[str, Any], world_s
     if document["shown"]:
         legend = "green text is trained" if console.is_terminal else f"the text between {OPEN} and {CLOSE} is trained"
         hidden = "; *** replaces text that looks like a secret" if document["secrets_hidden"] else ""
-        console.print(
-            f"\nThe first rows as the model reads them; {legend}{hidden}.",
-            highlight=False,
-            soft_wrap=not console.is_terminal,
-        )
+        console.say(f"\nThe first rows as the model reads them; {legend}{hidden}.")
     for row in document["shown"]:
         _show_row(console, row, mixed=bool(document["facts"]["sources"]))
 
@@ -79,69 +75,38 @@ def _show(console: SafeConsole, spec: RunSpec, document: dict[str, Any], world_s
 def data_lines(spec: RunSpec, document: dict[str, Any], world_size: int) -> Iterator[tuple[str, str]]:
     """Return the facts on the data as (name, text)."""
     assert spec.data is not None
-    data, facts, numbers = spec.data, document["facts"], document["numbers"]
-    yield "data", f"{facts['source']}: {_rows(facts['rows'])}; columns {', '.join(map(str, document['columns']))}"
+    data, facts, size = spec.data, document["facts"], document["row_tokens"]
+    labels, longest = facts["labels"], f"data.max_length {data.max_length}"
+    rows = {name: _rows(facts[name]) for name in ("rows", "rows_train", "rows_truncated", "rows_without_target")}
+    shown = {name: _numbers(numbers) for name, numbers in document["numbers"].items()}
+    yield "data", f"{facts['source']}: {rows['rows']}; columns {', '.join(map(str, document['columns']))}"
     yield "template", template_text(facts)
     for one in facts["sources"]:
         times = one["rows_train"] / max(1, one["rows"] - one["rows_held_out"])
         used = f"each occurs {times:.2g} times" if times >= 1 else f"{times:.1%} of them are used"
-        yield (
-            "source",
-            f"{one['source']}: weight {one['weight']:g}, {one['rows_train']:,} of the rows of an epoch "
-            f"({one['rows_train'] / sum(other['rows_train'] for other in facts['sources']):.0%}), from {one['rows']:,} "
-            f"rows; {used}",
-        )
-    used = f"{_rows(facts['rows_train'])} to train on, {facts['rows_eval']:,} held out"
-    yield (
-        "rows",
-        used + (f" ({spec.eval.source})" if spec.eval.source else f" (data.eval_fraction {data.eval_fraction:g})"),
-    )
-    cut = facts["rows_truncated"]
-    if cut:
-        yield (
-            "cut",
-            (
-                f"{_rows(cut)} longer than data.max_length {data.max_length}, {facts['tokens_cut']:,} tokens "
-                f"lost{_numbers(numbers['cut'])}"
-            ),
-        )
+        share = one["rows_train"] / sum(other["rows_train"] for other in facts["sources"])
+        text = f"{one['source']}: weight {one['weight']:g}, {one['rows_train']:,} of the rows of an epoch ({share:.0%})"
+        yield "source", f"{text}, from {one['rows']:,} rows; {used}"
+    held_out = spec.eval.source or f"data.eval_fraction {data.eval_fraction:g}"
+    yield "rows", f"{rows['rows_train']} to train on, {facts['rows_eval']:,} held out ({held_out})"
+    if facts["rows_truncated"]:
+        lost = f"{facts['tokens_cut']:,} tokens lost{shown['cut']}"
+        yield "cut", f"{rows['rows_truncated']} longer than {longest}, {lost}"
     if facts["rows_without_target"]:
-        yield (
-            "dropped",
-            (
-                f"{_rows(facts['rows_without_target'])}, whose prompt alone is longer than "
-                f"data.max_length{_numbers(numbers['dropped'])}"
-            ),
-        )
+        text = f"whose prompt alone is longer than data.max_length{shown['dropped']}"
+        yield "dropped", f"{rows['rows_without_target']}, {text}"
     if facts["rows_identical"]:
-        yield (
-            "identical",
-            f"{_rows(facts['rows_identical'])} identical to an earlier training row{_numbers(numbers['identical'])}",
-        )
-    size = document["row_tokens"]
-    trained = (
-        ""
-        if facts["labels"]
-        else (
-            f", {facts['tokens_trained']:,} of them trained "
-            f"({facts['tokens_trained'] / max(1, facts['tokens_real']):.0%})"
-        )
-    )
-    yield (
-        "tokens",
-        (
-            f"{facts['tokens_real']:,}{trained}; rows of {size['shortest']} to {size['longest']} tokens, median "
-            f"{size['median']}; tokenizer {document['tokenizer']}"
-        ),
-    )
-    if facts["labels"]:
-        yield "labels", ", ".join(f"{label} = {number}" for label, number in facts["labels"].items())
-    packing = "one per row" if facts["labels"] else f"data.packing: {data.packing}"
-    yield (
-        "sequences",
-        f"{facts['sequences']:,} of at most {data.max_length} tokens, {facts['fill']:.0%} full ({packing}), for "
-        f"{world_size} rank{'s' * (world_size != 1)}",
-    )
+        text = f"identical to an earlier training row{shown['identical']}"
+        yield "identical", f"{_rows(facts['rows_identical'])} {text}"
+    share = facts["tokens_trained"] / max(1, facts["tokens_real"])
+    trained = "" if labels else f", {facts['tokens_trained']:,} of them trained ({share:.0%})"
+    lengths = f"rows of {size['shortest']} to {size['longest']} tokens, median {size['median']}"
+    yield "tokens", f"{facts['tokens_real']:,}{trained}; {lengths}; tokenizer {document['tokenizer']}"
+    if labels:
+        yield "labels", ", ".join(f"{label} = {number}" for label, number in labels.items())
+    packing = "one per row" if labels else f"data.packing: {data.packing}"
+    full = f"{facts['sequences']:,} of at most {data.max_length} tokens, {facts['fill']:.0%} full ({packing})"
+    yield "sequences", f"{full}, for {world_size} rank{'s' * (world_size != 1)}"
     for warning in facts["warnings"]:
         yield "warning", warning
 
@@ -174,12 +139,8 @@ def _show_row(console: SafeConsole, row: dict[str, Any], *, mixed: bool) -> None
     where = f"{row['source']}, " if mixed else ""
     part = f" (part {row['part']} of {row['parts']})" if row["parts"] > 1 else ""
     cut = f", {row['cut_tokens']} more cut" if row["cut_tokens"] else ""
-    console.print(
-        f"\n{where}row {row['row']}{part}: {row['tokens']} tokens{label}{cut}",
-        style="bold",
-        highlight=False,
-        markup=False,
-    )
+    head = f"\n{where}row {row['row']}{part}: {row['tokens']} tokens{label}{cut}"
+    console.print(head, style="bold", highlight=False, markup=False)
     text, left = Text(), MAX_ROW_CHARACTERS
     for segment in row["segments"]:
         part = escaped(segment["text"])[:left]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,30 +151,21 @@ def _prompts(given: tuple[str, ...]) -> list[str]:
         RequestError: there is none, or one is not UTF-8 text.
     """
     prompts = list(given)
-    if not given:
-        if sys.stdin is None or sys.stdin.isatty():
-            raise RequestError("no prompt: give --prompt TEXT, or prompts on standard input, one per line")
+    if not given and sys.stdin is not None and not sys.stdin.isatty():
         content = sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
         if len(content) > MAX_INPUT_BYTES:
             raise RequestError(f"standard input has more than {MAX_INPUT_BYTES >> 20} MiB of prompts")
         try:
-            prompts = [line for line in content.decode("utf-8-sig").split("\n") if line.strip()]
+            lines = content.decode("utf-8-sig").split("\n")
         except UnicodeDecodeError as error:
-            raise RequestError(
-                f"standard input is not UTF-8 text: byte {error.start} is {content[error.start]:#04x}"
-            ) from None
-        prompts = [line.removesuffix("\r") for line in prompts]
-    for i, prompt in enumerate(prompts, 1):
-        if not prompt.strip():
-            raise RequestError(f"prompt {i} is empty")
-        try:
-            prompt.encode()
-        except UnicodeEncodeError:
-            raise RequestError(f"prompt {i} is not UTF-8 text") from None
+            wrong = f"byte {error.start} is {content[error.start]:#04x}"
+            raise RequestError(f"standard input is not UTF-8 text: {wrong}") from None
+        prompts = [line.removesuffix("\r") for line in lines if line.strip()]
     if not prompts:
-        raise RequestError(
-            "no prompt: standard input has no line with text; give --prompt TEXT, or one prompt per line"
-        )
+        raise RequestError("no prompt: give --prompt TEXT, or prompts on standard input, one per line")
+    for i, prompt in enumerate(prompts, 1):
+        if not prompt.strip() or re.search("[\ud800-\udfff]", prompt):
+            raise RequestError(f"prompt {i} {'is not UTF-8 text' if prompt.strip() else 'is empty'}")
     return prompts
 
 

@@ -37,15 +37,7 @@ from allranks.planning.records import LaunchPlan
 from allranks.rundir.events import CACHE_STATES, PROGRESS
 from allranks.rundir.files import open_append
 from allranks.rundir.paths import RunDir
-from allranks.utils.text import (
-    NO_VALUE,
-    as_dict,
-    as_list,
-    finite_float,
-    finite_int,
-    format_value,
-    sanitize,
-)
+from allranks.utils.text import NO_VALUE, as_dict, as_list, finite_float, finite_int, format_value, sanitize
 
 if TYPE_CHECKING:
     from allranks.launch.outcome import RunResult

@@ -39,11 +39,7 @@ if TYPE_CHECKING:
     help="Write summary.html, summary.csv, collectives.csv and merged.json.gz to this folder.",
 )
 @click.option(
-    "--compare",
-    "other",
-    type=any_path,
-    metavar="PATH",
-    help="Show each metric as a ratio to the run at PATH.",
+    "--compare", "other", type=any_path, metavar="PATH", help="Show each metric as a ratio to the run at PATH."
 )
 @root_option
 @json_option

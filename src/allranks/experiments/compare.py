@@ -191,20 +191,13 @@ def add_profiles(folder: Path, measured: Json) -> None:
         known, found = measured["ranks"][r][name], results[path]
         if isinstance(found, UnreadableTrace):
             known["verified"] = {}
-            _fail(measured, name, f"rank {r}: {path}: {found.message}")
+            for rank in measured["ranks"]:
+                rank[name]["failed"] = rank[name]["failed"] or f"rank {r}: {path}: {found.message}"
         else:
-            _add_profile(known["verified"], found)
-
-
-def _fail(measured: Json, name: str, reason: str) -> None:
-    for rank in measured["ranks"]:
-        rank[name]["failed"] = rank[name]["failed"] or reason
-
-
-def _add_profile(verified: Json, found: RankResult) -> None:
-    memory, before = verified["memory"], verified.pop("before_bytes")
-    memory["peak_bytes"] = memory["peak_bytes"] or before + peak_new_bytes(found)
-    verified["window"] = trace_figures(found)
+            verified = known["verified"]
+            memory, before = verified["memory"], verified.pop("before_bytes")
+            memory["peak_bytes"] = memory["peak_bytes"] or before + peak_new_bytes(found)
+            verified["window"] = trace_figures(found)
 
 
 def trace_figures(found: RankResult) -> Json:
@@ -223,14 +216,8 @@ def trace_figures(found: RankResult) -> Json:
 
 
 def _seconds(part: Breakdown, steps: int) -> Json:
-    return {
-        "step_s": part.span_s / steps,
-        "compute_s": part.compute_s / steps,
-        "comm_s": part.comm_s / steps,
-        "overlapped_comm_s": part.overlapped_comm_s / steps,
-        "exposed_comm_s": part.exposed_comm_s / steps,
-        "idle_s": part.idle_s / steps,
-    }
+    names = ("compute_s", "comm_s", "overlapped_comm_s", "exposed_comm_s", "idle_s")
+    return {"step_s": part.span_s / steps, **{name: getattr(part, name) / steps for name in names}}
 
 
 def peak_new_bytes(found: RankResult) -> int:

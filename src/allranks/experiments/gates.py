@@ -283,7 +283,7 @@ def _figures(measured: Json, name: str) -> Json:
     everything = [r["repeats"][k] for r in ranks for k in repeats]
     steps = sorted(t for one in everything for t in one["step_time_s"])
     windows = [r["verified"]["window"] for r in ranks]
-    middle = {part: median(w[part] for w in windows) for part in ("comm_s", "exposed_comm_s", "idle_s", "compute_s")}
+    middle = {part: median(w[part] for w in windows) for part in PROFILED}
     profiled = median(w["step_s"] for w in windows)
     overlaps = [o for w in windows if (o := _overlap(w)) is not None]
     memory = {key: max(r["verified"]["memory"][key] for r in ranks) for key in ranks[0]["verified"]["memory"]}
@@ -418,29 +418,26 @@ def load_figures(measured: Json, name: str) -> Json:
     ``taken_share`` is None if it is not known in any repeat; ``undisturbed`` is False if all repeats were disturbed.
     """
     loads = repeat_loads(measured, name)
-    shares = [load.taken_share for load in loads if load is not None and load.taken_share is not None]
-    disturbed = sum(load is not None and load.overloaded for load in loads)
+    known = [load for load in loads if load is not None]
+    disturbed = sum(load.overloaded for load in known)
     return {
         "repeats": len(loads),
         "counted": len(counted_repeats(measured, name)),
         "disturbed": disturbed,
-        "taken_share": max(shares) if shares else None,
+        "taken_share": max((load.taken_share for load in known if load.taken_share is not None), default=None),
         "undisturbed": disturbed < len(loads),
     }
 
 
 def load_marks(measured: Json, name: str) -> list[str]:
     """Return remarks on a strategy's measurements that an overloaded machine disturbed."""
-    loads, marks = repeat_loads(measured, name), []
-    disturbed = [load for load in loads if load is not None and load.overloaded]
-    if disturbed and len(disturbed) == len(loads):
-        worst = max(disturbed, key=lambda load: load.taken_share or 0.0)
-        marks.append(
-            f"timed on an overloaded machine in all {len(loads)} repeats: up to {worst.taken_share:.0%} of the CPU "
-            "time was taken"
-        )
+    load, marks = load_figures(measured, name), []
+    disturbed, repeats = load["disturbed"], load["repeats"]
+    if disturbed and not load["undisturbed"]:
+        taken = f"up to {load['taken_share']:.0%} of the CPU time was taken"
+        marks.append(f"timed on an overloaded machine in all {repeats} repeats: {taken}")
     elif disturbed:
-        marks.append(f"{len(disturbed)} of {len(loads)} repeats are not counted: the machine was overloaded")
+        marks.append(f"{disturbed} of {repeats} repeats are not counted: the machine was overloaded")
     verified = _worst([rank[name]["verified"].get("load") for rank in measured["ranks"]])
     if verified is not None and verified.overloaded:
         marks.append(

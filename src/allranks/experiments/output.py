@@ -168,11 +168,7 @@ def file_links(root: Path, names: Sequence[str]) -> html.Text | None:
 
 
 def comparison_page(
-    name: str,
-    measured: Json,
-    rows: list[ComparisonRow],
-    advice: list[str],
-    files: html.Text | None = None,
+    name: str, measured: Json, rows: list[ComparisonRow], advice: list[str], files: html.Text | None = None
 ) -> str:
     """Return comparison.html."""
     good = [r for r in rows if r.figures]

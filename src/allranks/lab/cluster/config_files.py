@@ -184,9 +184,5 @@ def enter_script(plan: BoxPlan, folder: BoxPaths, name: str) -> str:
     environment.filters["q"] = lambda value: shlex.quote(str(value))
     template = environment.get_template("login.sh.j2" if node is None else "node.sh.j2")
     return template.render(
-        plan=plan,
-        folder=folder,
-        me=name,
-        hidden=node.hidden if node else (),
-        clock_variable=CLOCK_VARIABLE,
+        plan=plan, folder=folder, me=name, hidden=node.hidden if node else (), clock_variable=CLOCK_VARIABLE
     )

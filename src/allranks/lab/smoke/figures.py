@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -66,16 +65,6 @@ def _samples_per_s(e: Evidence) -> float | None:
     return (_steps_per_s(e) or 0) * _batch(e) or None
 
 
-def _warm_samples_per_s(e: Evidence) -> float | None:
-    times = e.step_times_s[5:]
-    return _batch(e) / statistics.median(times) if times else None
-
-
-def _first_step_s(e: Evidence) -> float | None:
-    times = e.step_times_s
-    return max(0.0, times[0] - statistics.median(times[1:])) if len(times) > 2 else None
-
-
 def _peak_gb(e: Evidence) -> float | None:
     """Return torch's peak on a rank's GPU; None on a CPU, whose peak includes libraries."""
     peaks = [s["peak_memory_bytes"] for steps in e.events("step").values() for s in steps]
@@ -112,10 +101,6 @@ FIGURES = {
     "training time": Definition(_training_s, "s", "all steps, including the first"),
     "steps": Definition(_steps_per_s, "1/s", "steps by training time"),
     "samples": Definition(_samples_per_s, "1/s", "batch rows over all ranks, by training time"),
-    "samples after warm-up": Definition(
-        _warm_samples_per_s, "1/s", "batch rows over all ranks, by the median step after five"
-    ),
-    "first step beyond the median": Definition(_first_step_s, "s", "compilation, first allocations and connections"),
     "engine start-up": Definition(
         _last("engine", "initialize_s"),
         "s",
@@ -123,10 +108,7 @@ FIGURES = {
         "hardware",
     ),
     "optimizer state per rank": Definition(
-        state_gb_a_rank,
-        "GB",
-        "master weights and two moments in float32, 12 bytes x parameters / ranks",
-        "size ranks",
+        state_gb_a_rank, "GB", "master weights and two moments in float32, 12 bytes x parameters / ranks", "size ranks"
     ),
     "last loss": Definition(_last("step", "loss"), "", "mean squared error of step 100", "size ranks"),
     "peak GPU memory": Definition(_peak_gb, "GB", "most that torch had allocated on a rank"),
@@ -134,7 +116,6 @@ FIGURES = {
     "tokens per rank, with padding": Definition(
         _padded_tokens_per_s, "1/s", "steps x rows x max_length by wall time: padding and warm-up count"
     ),
-    "tokens, all ranks": Definition(lambda e: e.metrics.get("tokens_per_s"), "1/s", "without padding, after warm-up"),
     "evaluation": Definition(_last("eval", "seconds"), "s", "200 rows in the notes, 40 here"),
     "checkpoint": Definition(_last("checkpoint", "seconds"), "s", "time without training"),
     "perplexity before training": Definition(

@@ -130,12 +130,7 @@ def prepare_test(test: SmokeTest, wanted: SmokeOptions, machine: MachineFacts) -
     gpu = gpu and test.spec.get("cluster") != {"device": "cpu"}
     ranks = test.cpu_ranks if not gpu else min(test.ranks, len(machine.gpus)) if local else test.ranks
     placement = Placement(
-        machine=machine,
-        place=wanted.place,
-        scale=wanted.scale,
-        nodes=1 if local else test.nodes,
-        ranks=ranks,
-        gpu=gpu,
+        machine=machine, place=wanted.place, scale=wanted.scale, nodes=1 if local else test.nodes, ranks=ranks, gpu=gpu
     )
     values, scaled = build_spec(test, placement)
     if placement.world != test.nodes * test.ranks:
