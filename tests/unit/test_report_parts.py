@@ -154,12 +154,12 @@ def test_ranks_beyond_those_shown_are_counted(tmp_path: Path) -> None:
     pace = straggler_table(data)
     assert pace is not None
     assert (len(pace.rows), pace.rows[0][-1].text) == (MAX_ROWS, "slow: the others wait")
-    assert pace.note.endswith("3 faster ranks are not shown.")
+    assert pace.note.endswith(f"3 of {MAX_ROWS + 3} ranks are left out, before the last.")
     stood = {"stalled": [{"rank": 1}], "waiting": [{"rank": r} for r in range(2, MAX_ROWS + 6)]}
     hang = hang_table(RunData(**{**vars(data), "hang": stood}))
     assert hang is not None
     assert [row[2].text for row in hang.rows] == ["stalled", *["waits"] * (MAX_ROWS - 1)]
-    assert "5 more ranks are not shown." in hang.note
+    assert "5 of 21 ranks are left out" in hang.note
 
 
 def test_ranks_that_lost_their_cpu_time_are_not_called_slow(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_the_least_even_blocks_come_first_and_remarks_stand_below_the_plan(tmp_p
     layers = [{"layer": f"{i}", "max": 0.2 + i / 100, **row} for i in range(1, MAX_ROWS + 5)]
     data = made(tmp_path, metrics={"expert_load": {"experts": 8, "layers": layers}})
     experts = expert_table(data)
-    assert experts is not None and experts.note.endswith("4 more even blocks are not shown.")
+    assert experts is not None and experts.note.endswith("4 of 20 blocks are left out, before the last.")
     assert [cell.text for cell in experts.rows[0]] == [f"{MAX_ROWS + 4}", "0.0 %", "12.5 %", "40.0 %", "7", "3"]
     make = Maker(tmp_path / "remark")
     make.begin()

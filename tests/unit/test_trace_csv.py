@@ -1,4 +1,4 @@
-"""summary.csv and collectives.csv, read back as another program would, and the sentence that begins the page."""
+"""summary.csv and collectives.csv, read back as another program would."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 
 from allranks.analysis.trace import analyse
 from allranks.analysis.trace.output import collectives_csv, summary_csv
-from allranks.analysis.trace.page import verdict
 from allranks.analysis.trace.records import TraceReport
 from tests.tracegen import Scenario, Truth, generate
 
@@ -65,23 +64,3 @@ def test_what_is_not_known_is_empty_and_no_name_is_a_formula(made: tuple[Truth, 
     assert row["wait_s"] == row["peak_allocated_bytes"] == row["clock_offset_s"] == ""
     assert row["run"].startswith("'=")
     assert all(r["transfer_s"] == r["wait_s"] == "" for r in rows(collectives_csv(alone))), "found on one rank alone"
-
-
-LATE = {(3, step): 4000 for step in range(3)}
-
-
-@pytest.mark.parametrize(
-    ("scenario", "said", "unsaid"),
-    [
-        (Scenario(slow=LATE), "waiting for the last rank, mostly for rank 3, which was last in", "copies"),
-        (Scenario(slow={(3, 0): 900, (6, 1): 900}), "waiting for the last rank.", "mostly"),
-        (Scenario(world=1), "of the time is", "waiting"),
-    ],
-)
-def test_the_verdict_follows_the_figures(tmp_path: Path, scenario: Scenario, said: str, unsaid: str) -> None:
-    generate(scenario, tmp_path)
-    (report,) = analyse([tmp_path], workers=1)
-    text, total = verdict(report), report.ranks[0].total
-    assert said in text and unsaid not in text, text
-    if len(report.ranks) == 1:
-        assert f"{total.compute_s / total.span_s:.0%}" in text

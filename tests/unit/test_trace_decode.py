@@ -63,14 +63,6 @@ def test_what_stands_behind_the_events_is_read(tmp_path: Path, small_pieces: Non
     assert distributed_info(stream.head)["rank"] == 3
 
 
-def test_distributed_info_as_the_text_of_a_dict(tmp_path: Path) -> None:
-    whole = document(many(3))
-    whole["distributedInfo"] = "{'backend': 'gloo', 'rank': 2, 'world_size': 3, 'x': None}"
-    (tmp_path / "t.json").write_text(json.dumps(whole))
-    (report,) = analyse([tmp_path])
-    assert (report.ranks[0].rank, report.world_size) == (2, 3)
-
-
 def test_a_bare_list_of_events_and_several_gzip_members(tmp_path: Path) -> None:
     text = json.dumps(many(50)).encode()
     bare, parts = tmp_path / "bare.json", tmp_path / "parts.json.gz"

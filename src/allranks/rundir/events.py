@@ -136,12 +136,7 @@ def _decoded(line: bytes) -> Any:
 
 def read_run_events(run: RunDir) -> dict[int, list[dict[str, Any]]]:
     """Return all events of a run by rank, in the order in which they were written."""
-    found = {}
-    for path in run.events.glob("rank*.jsonl"):
-        number = path.stem.removeprefix("rank")
-        if number.isdigit():
-            found[int(number)] = list(read_events(path))
-    return dict(sorted(found.items()))
+    return {rank: list(read_events(path)) for rank, path in run.event_files().items()}
 
 
 class EventTail:

@@ -18,6 +18,7 @@ from allranks.utils.filesystem import owner_of
 from allranks.utils.text import did_you_mean
 
 _STEP = r"^step-(\d+)$"
+_EVENTS = r"^rank(\d{1,9})\.jsonl$"
 _TRACE = r"^rank(\d+)\.json\.gz$"
 _ATTEMPT = r"^attempt-(\d+)$"
 
@@ -136,6 +137,10 @@ class RunDir(Struct, frozen=True):
         """Return a rank's profiler trace: the newest, or that of ``attempt``."""
         folder = self.traces if attempt is None else self.traces / f"attempt-{attempt}"
         return folder / f"rank{rank}.json.gz"
+
+    def event_files(self) -> dict[int, Path]:
+        """Return the file of events of each rank that has one, ascending."""
+        return {rank: self.events_of(rank) for rank in _numbered(self.events, _EVENTS)}
 
     def traced_ranks(self) -> list[int]:
         """Return ranks that have a profiler trace, ascending."""

@@ -100,7 +100,6 @@ Rows = list[dict[str, Any]]
 Read = Callable[[dict[str, Any]], Value]
 HEIGHT = 230
 UNITS = (("hours", 3600), ("minutes", 60))
-DASHES = ("solid", "dot", "dash")
 
 
 def telemetry_charts(data: RunData) -> list[Chart]:
@@ -184,29 +183,16 @@ def _bytes(id: str, title: str, note: str, hosts: Hosts, keys: Keys) -> Chart | 
     if not any(values):
         return None
     divisor, unit = common_byte_unit(values)
-    if len(hosts) * len(keys) > MAX_LINES:
-        sums: Lines = {
+    if len(hosts) == 1:
+        ((xs, rows),) = hosts.values()
+        lines: Lines = {name: (xs, [finite_float(row.get(key)) for row in rows]) for name, key in keys}
+    else:
+        lines = {
             host: (xs, [sum(finite_float(row.get(key)) or 0.0 for _, key in keys) for row in rows])
             for host, (xs, rows) in hosts.items()
         }
-        traces = _draw(sums, divisor, "hosts")
         note += f" Sum of {' and '.join(name for name, _ in keys)}."
-    else:
-        traces = _lines_of(hosts, keys, divisor)
-    return _chart(id, title, note, traces, axis(rangemode="tozero", ticksuffix=f" {unit}/s"))
-
-
-def _lines_of(hosts: Hosts, keys: Keys, divisor: float) -> list[Figure]:
-    """Return one colour per measure on a single host; on several hosts, one colour per host and one line style per
-    measure."""
-    single = len(hosts) == 1
-    traces = []
-    for i, (host, (xs, rows)) in enumerate(hosts.items()):
-        for j, (name, key) in enumerate(keys):
-            ys = scale([finite_float(row.get(key)) for row in rows], divisor)
-            paint, dash = (colour(j), "solid") if single else (colour(i), DASHES[j])
-            traces.append(curve(name if single else f"{host} {name}", xs, ys, paint, dash))
-    return traces
+    return _chart(id, title, note, _draw(lines, divisor, "hosts"), axis(rangemode="tozero", ticksuffix=f" {unit}/s"))
 
 
 def _gpu_charts(hosts: Hosts) -> list[Chart | None]:
@@ -264,9 +250,9 @@ def _draw(lines: Lines, divisor: float, what: str) -> list[Figure]:
     return band_traces([float(s) for s in seconds], *band([table[s] for s in seconds]), divisor, f"{len(known)} {what}")
 
 
-def curve(name: str, xs: list[float], ys: list[Value], paint: str, dash: str = "solid") -> Figure:
+def curve(name: str, xs: list[float], ys: list[Value], paint: str) -> Figure:
     """Return a measure over time."""
-    return line(name, xs, ys, paint, width=1.5, mode="lines", dash=dash)
+    return line(name, xs, ys, paint, width=1.5, mode="lines")
 
 
 def _chart(id: str, title: str, note: str, traces: list[Figure], y: Figure) -> Chart | None:

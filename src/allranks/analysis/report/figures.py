@@ -27,16 +27,6 @@ Value = float | None
 Ranks = dict[int, list[StepRecord]]
 
 
-@dataclass(frozen=True)
-class Rate:
-    """Tokens per second over all ranks, up to a step."""
-
-    step: int
-    real: float
-    trained: Value
-    padded: Value
-
-
 def downsample(xs: Sequence[float], ys: Sequence[Value], limit: int = MAX_POINTS) -> tuple[list[float], list[Value]]:
     """Return at most `limit` points: the lowest and the highest of every interval, so that no peak is lost."""
     if len(xs) <= limit:
@@ -83,23 +73,16 @@ def common_steps(ranks: Ranks) -> list[list[StepRecord]]:
     return [[t[n] for t in tables] for n in sorted(tables[0]) if all(n in t for t in tables[1:])]
 
 
-def rates(ranks: Ranks) -> list[Rate]:
-    """Return tokens per second. Ranks are synchronous, so the time of the first rank is used."""
+def rates(ranks: Ranks) -> list[tuple[int, float, Value]]:
+    """Return (step, real tokens per second, trained tokens per second) over all ranks.
+
+    Ranks are synchronous, so the time of the first rank is used.
+    """
     found = []
     for row in common_steps(ranks):
-        seconds = sum(row[0].seconds)
-        real = _total([s.tokens for s in row])
-        if seconds <= 0 or real is None:
-            continue
-        trained, padded = _total([s.trained for s in row]), _total([s.padded for s in row])
-        found.append(
-            Rate(
-                row[0].step,
-                real / seconds,
-                None if trained is None else trained / seconds,
-                None if padded is None else padded / seconds,
-            )
-        )
+        seconds, real, trained = sum(row[0].seconds), _total([s.tokens for s in row]), _total([s.trained for s in row])
+        if seconds > 0 and real is not None:
+            found.append((row[0].step, real / seconds, None if trained is None else trained / seconds))
     return found
 
 

@@ -302,29 +302,17 @@ def listing(
     columns: Sequence[tuple[str, Callable[[Any], Cell | str]]],
     note: str = "",
     *,
-    what: str = "",
-    rest: str = "",
+    what: str = "rows",
 ) -> Table | None:
     """Return a table with a row for each item, or None if there are none.
 
     Args:
         columns: names, and functions that return the cell of an item.
         what: the items; of too many, rows before the last one are left out.
-        rest: the last items, such as "faster ranks", which are left out instead.
     """
-    shown = (
-        list(items)
-        if not (what or rest) or len(items) <= MAX_ROWS
-        else [*items[: MAX_ROWS - 1], items[-1 if what else MAX_ROWS - 1]]
-    )
+    shown = list(items) if len(items) <= MAX_ROWS else [*items[: MAX_ROWS - 1], items[-1]]
     if len(shown) < len(items):
-        left, total = len(items) - len(shown), len(items)
-        said = (
-            f"{left:,} of {total:,} {what} are left out, before the last."
-            if what
-            else f"{left:,} {rest} are not shown."
-        )
-        note = f"{note} {said}".strip()
+        note = f"{note} {len(items) - len(shown):,} of {len(items):,} {what} are left out, before the last.".strip()
     return table(
         id, title, [name for name, _ in columns], [[show(item) for _, show in columns] for item in shown], note
     )

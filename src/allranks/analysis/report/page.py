@@ -146,7 +146,6 @@ def key_figures(data: RunData) -> list[KeyFigure]:
         _step_time(data),
         _memory(data),
         _wall_time(data),
-        _parameters(data),
         _mfu(data),
     ]
     return [card for card in made if card]
@@ -229,15 +228,6 @@ def _wall_time(data: RunData) -> KeyFigure | None:
     note = f"{done:,} of {total:,} steps" if total is not None else f"{done:,} steps"
     notes = [*([] if data.own_program else [note]), *([f"{attempts} attempts"] if attempts > 1 else [])]
     return KeyFigure("wall time", text.format_duration(wall), ", ".join(notes))
-
-
-def _parameters(data: RunData) -> KeyFigure | None:
-    model = data.zero.last("model")
-    total, trained = finite_float(model.get("parameters")), finite_float(model.get("parameters_trained"))
-    if total is None or trained is None:
-        return None
-    share = f"{text.format_percent(trained / total)} of {text.format_short_count(total)}" if total else ""
-    return KeyFigure("trained parameters", text.format_short_count(trained), share)
 
 
 def _mfu(data: RunData) -> KeyFigure | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -40,7 +39,6 @@ class StepRecord(msgspec.Struct, frozen=True, gc=False):
     grad_norm: float | None
     tokens: float | None
     trained: float | None
-    padded: float | None
     seconds: tuple[float, ...]
     parts: dict[str, float]
     memory: float | None
@@ -119,7 +117,6 @@ def _step(event: dict[str, Any]) -> StepRecord:
         grad_norm=finite_float(event.get("grad_norm")),
         tokens=finite_float(event.get("tokens")) if seconds else None,
         trained=finite_float(event.get("tokens_trained")),
-        padded=finite_float(event.get("tokens_padded")),
         seconds=seconds,
         parts=parts,
         memory=finite_float(event.get("memory_bytes")),
@@ -167,7 +164,6 @@ LOG_LINES = 40
 LOG_BYTES = 16_384
 MAX_SPEC_LENGTH = 100_000
 SIGTERM = -signal.SIGTERM  # how torchrun ends the ranks that have not failed
-_RANK_FILE = re.compile(r"^rank(\d{1,9})\.jsonl$")
 
 
 @dataclass(frozen=True)
@@ -263,12 +259,7 @@ def read_run_data(run: RunDir) -> RunData:
 
 def _histories(run: RunDir) -> dict[int, RankHistory]:
     # one rank at a time: the checked records are much smaller than the events
-    found = {}
-    for path in run.events.glob("rank*.jsonl"):
-        match = _RANK_FILE.match(path.name)
-        if match:
-            found[int(match.group(1))] = read_history(read_events(path))
-    return dict(sorted(found.items()))
+    return {rank: read_history(read_events(path)) for rank, path in run.event_files().items()}
 
 
 def _ends(run: RunDir) -> list[dict[str, Any]]:

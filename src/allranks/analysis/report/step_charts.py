@@ -26,6 +26,7 @@ from allranks.analysis.report.run_data import PARTS, Events, RunData, StepRecord
 from allranks.rundir.events import REPORTED
 from allranks.utils.text import finite_float
 
+HEIGHT = 280
 WARMUP_NOTE = f"Shaded: the {WARMUP_STEPS} warm-up steps."
 
 
@@ -121,30 +122,18 @@ def score_chart(data: RunData) -> Chart | None:
 
 
 def throughput_chart(data: RunData) -> Chart | None:
-    """Return the chart of real, trained and padded tokens per second, summed over the ranks."""
+    """Return the chart of real and trained tokens per second, summed over the ranks."""
     found = rates({rank: story.steps for rank, story in data.histories.items()})
     if not found:
         return None
-    xs = [float(r.step) for r in found]
+    xs = [float(step) for step, _, _ in found]
     width = smoothing_width(len(xs))
-    lines = (
-        ("real", [r.real for r in found], colour(0), 1),
-        ("trained", [r.trained for r in found], colour(2), 1),
-        ("padded", [r.padded for r in found], colour(5), 2),
-    )
-    traces = []
-    for name, values, paint, row in lines:
-        if all(v is None for v in values):
-            continue
-        traces += smoothed(name, xs, values, paint, width, faint="0.25", axis=row, showlegend=row == 1)
-    parts = {
-        "yaxis": axis(0.36, 1.0, rangemode="tozero", tickformat="~s"),
-        "yaxis2": axis(0.0, 0.24, rangemode="tozero", tickformat="~s", nticks=3),
-    }
-    figure = {"data": traces, "layout": step_layout(340, xs, **parts)}
-    figure["layout"]["xaxis"]["anchor"] = "y2"
-    figure["layout"]["annotations"] = [row_name("padded tokens per second", 2)]
-    figure["layout"]["shapes"] = warmup_shapes(found[0].step, found[-1].step)
+    traces = smoothed("real", xs, [real for _, real, _ in found], colour(0), width, faint="0.25")
+    trained = [each for _, _, each in found]
+    if any(v is not None for v in trained):
+        traces += smoothed("trained", xs, trained, colour(2), width, faint="0.25")
+    figure = {"data": traces, "layout": step_layout(HEIGHT, xs, yaxis=axis(rangemode="tozero", tickformat="~s"))}
+    figure["layout"]["shapes"] = warmup_shapes(found[0][0], found[-1][0])
     return Chart("throughput", "Tokens per second", _throughput_note(data, width), figure)
 
 
@@ -161,9 +150,6 @@ def _throughput_note(data: RunData, width: int | None) -> str:
     if step_shapes(data):
         parts.append(WARMUP_NOTE)
     return " ".join(parts)
-
-
-HEIGHT = 280
 
 
 def rank_time_chart(data: RunData) -> Chart | None:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from allranks.analysis.report.html import (
-    MAX_ROWS,
     Cell,
     Row,
     Table,
@@ -168,21 +167,18 @@ def expert_table(data: RunData) -> Table | None:
         ("by expert", column("most", format_count)),
         ("unused", column("unused", format_count)),
     ]
-    return listing("experts", "Expert load", layers, columns, note, rest="more even blocks")
+    return listing("experts", "Expert load", layers, columns, note, what="blocks")
 
 
 def hang_table(data: RunData) -> Table | None:
     """Return the stack position of each rank at the time of the hang."""
-    stalled, waiting = as_dicts(data.hang.get("stalled")), as_dicts(data.hang.get("waiting"))
-    # one that waits is shown beside any number of stalled ones
-    items = [{**i, "state": "stalled"} for i in stalled[:MAX_ROWS]]
-    items += [{**i, "state": "waits", "why": i.get("call")} for i in waiting[: max(MAX_ROWS - len(items), 1)]]
-    alarm, left = as_dict(data.hang.get("alarm")), len(stalled) + len(waiting) - len(items)
+    # one that waits is shown beside any number of stalled ones: the last
+    items = [{**i, "state": "stalled"} for i in as_dicts(data.hang.get("stalled"))]
+    items += [{**i, "state": "waits", "why": i.get("call")} for i in as_dicts(data.hang.get("waiting"))]
     note = (
-        f"Limit without progress: {format_duration(alarm.get('limit_s'))}. Stacks and calls of all ranks: "
-        f"{format_value(data.hang.get('files'))}."
+        f"Limit without progress: {format_duration(as_dict(data.hang.get('alarm')).get('limit_s'))}. Stacks and calls of "
+        f"all ranks: {format_value(data.hang.get('files'))}."
     )
-    more = [f"{left} more ranks are not shown."] if left > 0 else []
     columns = [
         ("rank", column("rank", lambda rank: NO_VALUE if finite_int(rank) is None else str(finite_int(rank)))),
         ("host", column("host", tone="")),
@@ -190,8 +186,8 @@ def hang_table(data: RunData) -> Table | None:
         ("line", column("where", tone="long")),
         ("why", column("why", tone="long")),
     ]
-    notes = [note, *more, *(str(n) for n in data.hang.get("notes") or [])]
-    return listing("hang", "Position of the ranks", items, columns, " ".join(notes))
+    notes = [note, *(str(n) for n in as_list(data.hang.get("notes")))]
+    return listing("hang", "Position of the ranks", items, columns, " ".join(notes), what="ranks")
 
 
 _REASONS = {
@@ -228,7 +224,7 @@ def straggler_table(data: RunData) -> Table | None:
         ("no core", column("queued_share", _share)),
         ("", reason),
     ]
-    return listing("pace", "Own work of each rank", as_dicts(found.get("ranks")), columns, note, rest="faster ranks")
+    return listing("pace", "Own work of each rank", as_dicts(found.get("ranks")), columns, note, what="ranks")
 
 
 def machine_table(data: RunData) -> Table | None:
@@ -249,7 +245,7 @@ def machine_table(data: RunData) -> Table | None:
         ("competing", column("competing_share", _share)),
         ("quota", column("throttled_share", _share)),
     ]
-    return listing("machines", "CPU time of the ranks", rows, columns, note, rest="less disturbed hosts")
+    return listing("machines", "CPU time of the ranks", rows, columns, note, what="hosts")
 
 
 def link_table(data: RunData) -> Table | None:
@@ -276,9 +272,7 @@ def link_table(data: RunData) -> Table | None:
         ("sent again", column("resent_share", _share)),
         ("", lambda i: Cell("slow", "bad") if i.get("slow") is True or i.get("lossy") is True else Cell("", "muted")),
     ]
-    return listing(
-        "links", "Links between nodes", as_dicts(data.metrics.get("links")), columns, note, rest="faster links"
-    )
+    return listing("links", "Links between nodes", as_dicts(data.metrics.get("links")), columns, note, what="links")
 
 
 def _figure(form: str) -> Callable[[object], str]:

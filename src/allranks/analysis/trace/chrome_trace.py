@@ -306,35 +306,15 @@ def read_metadata(path: Path, limit: int = 1 << 17) -> TraceMetadata:
 
 
 def distributed_info(head: TraceMetadata) -> dict[str, Any]:
-    """Return `distributedInfo` as a mapping; some tools write it as the text of a Python dict."""
-    value = head.distributed
-    if isinstance(value, str) and len(value) < 1 << 20:
-        import ast
-
-        try:
-            value = ast.literal_eval(value)  # literals only; no code is executed
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            value = None
-    return value if isinstance(value, dict) else {}
+    """Return `distributedInfo` as a mapping; empty if it is something else."""
+    return head.distributed if isinstance(head.distributed, dict) else {}
 
 
 MAX_RANKS = 1 << 20  # a larger number of ranks is a damaged value
 
 
 def parse_rank(value: Any) -> int | None:
-    """Return a rank from a trace or a name; None if it is invalid."""
-    number = _parse_int(value)
-    return number if number is not None and 0 <= number < MAX_RANKS else None
-
-
-def parse_world_size(value: Any) -> int | None:
-    """Return a world size from a trace; None if it is invalid."""
-    number = _parse_int(value)
-    return number if number is not None and 0 < number <= MAX_RANKS else None
-
-
-def _parse_int(value: Any) -> int | None:
-    """Parse a number, which may be text; text that is too long is not parsed."""
-    if isinstance(value, str):
-        return int(value) if value.isdecimal() and len(value) < 20 else None
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    """Return a rank or a world size from a trace or a name, which may be text; None if it is invalid."""
+    if isinstance(value, str) and value.isdecimal() and len(value) < 20:
+        value = int(value)
+    return value if type(value) is int and 0 <= value <= MAX_RANKS else None

@@ -11,7 +11,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from allranks.analysis.trace.chrome_trace import distributed_info, parse_rank, parse_world_size, read_metadata
+from allranks.analysis.trace.chrome_trace import distributed_info, parse_rank, read_metadata
 from allranks.analysis.trace.records import Problem
 from allranks.errors import RequestError
 from allranks.rundir.paths import is_run
@@ -137,7 +137,7 @@ def _describe(file: Path, given: Path) -> TraceFile:
         stem="" if handler else _DIGITS.sub("#", _RANK.sub("rank", stem)),
         window=(attempt, *map(int, numbers)),
         rank=own if own is not None else named,
-        world=parse_world_size(info.get("world_size")),
+        world=parse_rank(info.get("world_size")) or None,
         told=own is not None,
     )
 

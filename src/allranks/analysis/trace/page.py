@@ -158,33 +158,9 @@ def summary_html(report: TraceReport) -> str:
         "summary.csv and collectives.csv contain these figures in machine-readable form; merged.json.gz contains the "
         "traces of all ranks on one clock, for ui.perfetto.dev."
     )
-    name, banner = sanitize(report.name, 200), ("info", "Where the time goes", verdict(report))
-    page = Page(
-        "trace analysis", name, _sections(report), _subtitle(report), None, [banner], key_figures(report), [files]
-    )
+    name, cards = sanitize(report.name, 200), key_figures(report)
+    page = Page("trace analysis", name, _sections(report), _subtitle(report), cards=cards, footer=[files])
     return render(page)
-
-
-def verdict(report: TraceReport) -> str:
-    """Return in a few sentences what the time was spent on, and for whom the ranks waited."""
-    total = sum_breakdowns([r.total for r in report.ranks])
-    shares = [(name, of(total) / total.span_s) for name, _, of in _PARTS if total.span_s]
-    first, *rest = sorted((one for one in shares if one[1] >= 0.005), key=lambda one: -one[1]) or [("idle", 1.0)]
-    text = f"{first[1]:.0%} of the time is {first[0]}"
-    text += "".join(f", {share:.0%} {part}" for part, share in rest) + "."
-    if not total.comm_s:
-        return f"{text} No communication was traced."
-    text += f" Compute hides {total.overlapped_comm_s / total.comm_s:.0%} of the communication."
-    p = report.pairing
-    if not p.paired:
-        return text
-    waiting = p.wait_s / (p.wait_s + p.transfer_s) if p.wait_s + p.transfer_s else 0.0
-    text += f" Ranks spend {waiting:.0%} of their time in collectives waiting for the last rank"
-    late = max(report.stragglers, key=lambda s: s.caused_wait_s, default=None)
-    caused = sum(s.caused_wait_s for s in report.stragglers)
-    if late is not None and caused and late.caused_wait_s > 0.6 * caused:
-        text += f", mostly for rank {late.rank}, which was last in {late.last:,} of {late.pairs:,}"
-    return f"{text}."
 
 
 def _sections(report: TraceReport) -> list[Section]:

@@ -22,7 +22,7 @@ from allranks.analysis.trace.chrome_trace import (
     TraceMetadata,
     TraceStream,
     distributed_info,
-    parse_world_size,
+    parse_rank,
 )
 from allranks.analysis.trace.collectives import Collective, find_collectives
 from allranks.analysis.trace.events import RankEvents, as_int
@@ -144,7 +144,7 @@ def _read(path: Path) -> RankResult | UnreadableTrace:
 
 def _analyse(path: Path, stream: TraceStream, events: RankEvents) -> RankResult:
     info = distributed_info(stream.head)
-    world = parse_world_size(info.get("world_size"))
+    world = parse_rank(info.get("world_size")) or None
     on_device = bool(events.device)
     collectives, waits = find_collectives(events, world, _one_group(info, world))
     busy = busy_on_device(events, collectives) if on_device else busy_on_host(events, collectives, waits)
