@@ -23,7 +23,7 @@ def collectives_per_step(
 
     Steps without collectives are included, empty. Without step marks the only key is None.
     """
-    found = report.rank(rank)
+    found = next((r for r in report.ranks if r.rank == rank), None)
     steps: list[int | None] = [s.step for s in found.steps] if found else []
     out: dict[int | None, dict[str, CollectiveTotals]] = {step: {} for step in steps or [None]}
     sums: dict[tuple[int | None, str], list[CollectiveTotals]] = defaultdict(list)

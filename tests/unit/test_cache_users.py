@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
-import sysconfig
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.conftest import REPO
 from tests.other_users import ANN, BEN, GROUP, ended, need_users, shared_folder, shared_place, start_as
 
 OBTAIN = """
@@ -132,35 +128,6 @@ def test_a_damaged_entry_in_a_sticky_cache_is_not_touched(place: Path) -> None:
     (cache / "data" / "key" / "sub" / "part").write_text("whale")
     said = obtain(BEN, place, cache)
     assert said[-1] == f"built {cache}/allranks-{BEN}/key whole" and any("damaged" in s for s in said), said
-
-
-def test_a_builder_hidden_by_proc_is_not_taken_for_dead(place: Path) -> None:
-    """With /proc mounted hidepid=2, another user's process is there though /proc says nothing of it."""
-    look = (
-        "import os, sys\n"
-        "from allranks.rundir import shared_cache as cache\n"
-        "print(os.path.exists('/proc/' + sys.argv[1]))\n"
-        "claim = {'place': cache._place(), 'pid': int(sys.argv[1]), 'started': float(sys.argv[2]), 'beat': 'x'}\n"
-        "print(cache._is_dead(claim, 1.0), cache._is_dead(claim, cache.STALE_S + 1))\n"
-    )
-    sleeper = start_as(ANN, place, "-c", "import time; time.sleep(60)")
-    try:
-        started = psutil.Process(sleeper.pid).create_time()
-        script = 'mount -t proc -o hidepid=2 proc /proc && exec "$@"'
-        python = start_as(BEN, place, "-c", "import sys; print(sys.executable)")
-        executable = ended(python)[1].strip()
-        done = subprocess.run(
-            ["unshare", "-m", "sh", "-c", script, "sh", "setpriv", f"--reuid={BEN}", f"--regid={GROUP}", "--clear-groups",
-             executable, "-c", look, str(sleeper.pid), str(started)],
-            capture_output=True, text=True, timeout=60, check=False, cwd="/",
-            env={**os.environ, "PYTHONPATH": f"{REPO / 'src'}:{sysconfig.get_paths()['purelib']}"},
-        )  # fmt: skip
-        if "mount:" in done.stderr:
-            pytest.skip("this machine does not let /proc be mounted with hidepid")
-        assert done.stdout.split() == ["False", "False", "True"], done.stdout + done.stderr
-    finally:
-        sleeper.kill()
-        sleeper.wait(timeout=10)
 
 
 def test_anothers_runtime_folder_is_not_used_for_a_box(place: Path) -> None:

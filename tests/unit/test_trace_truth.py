@@ -68,9 +68,7 @@ def make(scenario: Scenario, folder: Path) -> Made:
 
 
 def rank_of(report: TraceReport, number: int) -> RankReport:
-    found = report.rank(number)
-    assert found is not None
-    return found
+    return next(r for r in report.ranks if r.rank == number)
 
 
 def seconds(microseconds: float, slack: float = 2 * NANOSECOND) -> Any:

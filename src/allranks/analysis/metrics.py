@@ -156,7 +156,7 @@ def summarize(run_name: str, spec: RunSpec, plan: LaunchPlan, ranks: dict[int, E
     times = step_times(steps.get(0, []), WARMUP_STEPS)
     losses = [e.get("loss") for e in steps.get(0, [])]  # None where one was not finite
     router = [e["router_aux_loss"] for e in steps.get(0, []) if "router_aux_loss" in e]
-    utilisation, attention = mfu(rate, _with_active(model, zero), plan), attention_flops_per_token(steps, model, spec)
+    utilisation, attention = mfu(rate, model, plan), attention_flops_per_token(steps, model, spec)
     metrics = {
         "run_name": run_name,
         "status": status,
@@ -383,14 +383,6 @@ def add_attention(
     if utilisation is None or attention is None or not rate:
         return None
     return utilisation + rate * attention / (PEAK_FLOPS[str(model["device"]).strip()] * plan.world_size)
-
-
-def _with_active(model: dict[str, Any], story: Events) -> dict[str, Any]:
-    """Complete the event of a run that did not record what a token uses: in a dense model, all parameters."""
-    if "parameters_active" in model or any(e["event"] == "experts" for e in story):
-        return model
-    names = {"parameters_active": "parameters", "parameters_trained_active": "parameters_trained"}
-    return {**model, **{active: model.get(whole) for active, whole in names.items()}}
 
 
 def progress_events(events: Events) -> Events:

@@ -139,20 +139,18 @@ def measure_pace(
 
 
 def _row(rank: int, host: str | None, measures: dict[str, _Measure]) -> RankPace:
-    own, backward, optimizer = (measures.get(kind) for kind in MEASURE_NAMES)
-    assert own is not None
-    slow = tuple(kind for kind, measure in measures.items() if measure.slow)
     known = [m for m in measures.values() if m.queued_s is not None]
     spent = sum(m.spent_s for m in known)
+    times: dict[str, Any] = {}
+    for kind, part in ((OWN, ""), (BACKWARD, "backward_"), (OPTIMIZER, "optimizer_")):
+        if measure := measures.get(kind):
+            times[f"{part or 'own_'}s"] = round(measure.median_s, 6)
+            times[f"{part}relative"] = round(measure.relative, 3)
+    slow = tuple(kind for kind, measure in measures.items() if measure.slow)
     return RankPace(
         rank=rank,
         host=host,
-        own_s=round(own.median_s, 6),
-        relative=round(own.relative, 3),
-        backward_s=round(backward.median_s, 6) if backward else None,
-        backward_relative=round(backward.relative, 3) if backward else None,
-        optimizer_s=round(optimizer.median_s, 6) if optimizer else None,
-        optimizer_relative=round(optimizer.relative, 3) if optimizer else None,
+        **times,
         queued_share=round(min(sum(m.queued_s or 0.0 for m in known) / spent, 1.0), 4) if spent > 0 else None,
         slow=bool(slow),
         slow_in=slow,
@@ -431,21 +429,19 @@ class _Sent:
 
     def add(self, rank: int, seconds: float, before: LinkCounters | None, now: LinkCounters) -> None:
         """Add what one rank sent. Counters that went back (connections were closed) are not used."""
-        grown = [
-            now.acked_bytes - (before.acked_bytes if before else 0),
-            now.segments - (before.segments if before else 0),
-            now.resent - (before.resent if before else 0),
-        ]
-        busy = now.busy_s - (before.busy_s if before else 0.0)
-        on_way = busy - (now.receiver_s - (before.receiver_s if before else 0.0))
-        if min(grown) < 0 or busy < 0:
+        names = ("acked_bytes", "segments", "resent", "busy_s", "receiver_s")
+        sent, segments, resent, busy, receiver = (
+            getattr(now, name) - (getattr(before, name) if before else 0) for name in names
+        )
+        if min(sent, segments, resent, busy) < 0:
             return
+        on_way = max(busy - receiver, 0.0)
         self.ranks.append(rank)
-        self.sent_bytes += grown[0]
-        self.segments += grown[1]
-        self.resent += grown[2]
-        self.on_way_s += max(on_way, 0.0)
-        self.busy_share = max(self.busy_share, max(on_way, 0.0) / seconds)
+        self.sent_bytes += sent
+        self.segments += segments
+        self.resent += resent
+        self.on_way_s += on_way
+        self.busy_share = max(self.busy_share, on_way / seconds)
         self.rtt_s = max(self.rtt_s, now.rtt_s)
 
     def link(self, host: str, peer: str, usual: float | None, rate: float | None) -> Link:

@@ -293,31 +293,16 @@ def _who(builder: Any) -> str:
 
 
 def _is_dead(builder: Any, silent_s: float) -> bool:
-    if not isinstance(builder, dict):
-        return silent_s > STALE_S  # the builder died before it wrote its identity
-    if builder.get("place") != _place():
+    if not isinstance(builder, dict) or builder.get("place") != _place():  # it may have died before it wrote who it is
         return silent_s > STALE_S
     try:
         process = psutil.Process(int(builder["pid"]))
         same = abs(process.create_time() - builder["started"]) < 1
         return not same or process.status() == psutil.STATUS_ZOMBIE
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        if _exists_hidden(int(builder["pid"])):  # /proc is mounted with hidepid: only the claim shows that it is alive
-            return silent_s > STALE_S
+    except psutil.AccessDenied:  # another user's: only the claim shows that it is alive
+        return silent_s > STALE_S
+    except (psutil.NoSuchProcess, KeyError, TypeError, ValueError):
         return True
-    except (KeyError, TypeError, ValueError):
-        return True
-
-
-def _exists_hidden(pid: int) -> bool:
-    """Return whether a process with that id exists and belongs to another user."""
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def _take_over(claim: Path, beat: Any, log: Log) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 
 from allranks.analysis.trace.collectives import Collective
 from allranks.analysis.trace.events import (
@@ -77,39 +78,26 @@ def _outer_spans(events: RankEvents, operators: ThreadOperators) -> tuple[list[S
 
 def kernel_totals(events: RankEvents) -> TimeTotals:
     """Return the sum of durations by kernel."""
-    tops: TimeTotals = {}
-    kinds = events.kernel_classes
-    by_number: dict[int, list[float]] = {}
-    for start, end, name, _ in events.device:
-        duration = end - start
-        row = by_number.get(name)
-        if row is None:
-            by_number[name] = [1, duration, duration, kinds[name]]
-        else:
-            row[0] += 1
-            row[1] += duration
-            if duration > row[2]:  # noqa: PLR1730 - a call a kernel costs more than all else here
-                row[2] = duration
-    for number, row in by_number.items():
-        tops[events.kernel_names[number]] = row
-    return tops
+    rows = ((name, end - start) for start, end, name, _ in events.device)
+    return _totals(rows, events.kernel_names, events.kernel_classes)
 
 
 def operator_self_times(events: RankEvents) -> TimeTotals:
     """Return the own time by operator: its span without the operators that it called on its thread."""
-    n = len(events.names)
+    rows = (row for o in events.operators for row in zip(o.names, _self_times(o), strict=True))
+    return _totals(rows, events.names, [COMM if what == COMM_OP else COMPUTE for what in events.classes])
+
+
+def _totals(rows: Iterable[tuple[int, float]], names: Sequence[str], kinds: Sequence[int]) -> TimeTotals:
+    """Sum durations by the number of a name."""
+    n = len(names)
     counts, sums, longest = [0] * n, [0.0] * n, [0.0] * n
-    for operators in events.operators:
-        for name, own in zip(operators.names, _self_times(operators), strict=True):
-            counts[name] += 1
-            sums[name] += own
-            if own > longest[name]:  # noqa: PLR1730 - as above
-                longest[name] = own
-    return {
-        events.names[i]: [counts[i], sums[i], longest[i], COMM if events.classes[i] == COMM_OP else COMPUTE]
-        for i in range(n)
-        if counts[i]
-    }
+    for name, duration in rows:
+        counts[name] += 1
+        sums[name] += duration
+        if duration > longest[name]:  # noqa: PLR1730 - a call an event costs more than all else here
+            longest[name] = duration
+    return {names[i]: [counts[i], sums[i], longest[i], kinds[i]] for i in range(n) if counts[i]}
 
 
 def _self_times(operators: ThreadOperators) -> list[float]:

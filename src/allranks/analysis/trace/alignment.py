@@ -285,12 +285,9 @@ def _first_synchronising(
     none."""
     firsts: dict[int, CollectivePair] = {}
     usable = [p for p in pairs if p.first.step == step and p.first.kind in SYNCHRONISING]
-    for wanted in (True, False):
-        for p in usable:
-            if wanted and late not in p.members:
-                continue
-            for rank in p.members:
-                firsts.setdefault(rank, p)
+    for p in sorted(usable, key=lambda p: late not in p.members):
+        for rank in p.members:
+            firsts.setdefault(rank, p)
     return firsts if all(r in firsts for r in shared) else {}
 
 

@@ -242,10 +242,6 @@ class TraceReport(Record, frozen=True):
     top_operators: tuple[TopRow, ...]
     problems: tuple[Problem, ...]
 
-    def rank(self, number: int) -> RankReport | None:
-        """Return the report of one rank, or None."""
-        return next((r for r in self.ranks if r.rank == number), None)
-
 
 def totals_by_phase(report: TraceReport) -> tuple[dict[tuple[str, Phase], list[float]], bool, int]:
     """Return sums of (count, bytes, seconds) by kind and phase over ranks and steps; whether all sizes are known; ranks

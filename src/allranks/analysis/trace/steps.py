@@ -42,6 +42,9 @@ _PHASE_OF_NAME = {
 }  # fmt: skip
 
 
+_PROFILER_MARKS = {FORWARD: "DistributedDataParallel.forward", OPTIMIZER: "Optimizer.", DATA: "enumerate(DataLoader)"}
+
+
 class Phases:
     """Phases of one rank. `segments` are (start, end, phase), ascending, without overlap."""
 
@@ -74,18 +77,12 @@ def find_phases(events: RankEvents) -> Phases:
         phase = phase_of_annotation(name)
         if phase is not None:
             spans[phase].append((start, end))
-    if not spans[OPTIMIZER]:
-        spans[OPTIMIZER] = [(a, b) for a, b, name, _ in events.marks if name.startswith("Optimizer.")]
-    if not spans[DATA]:
-        spans[DATA] = [(a, b) for a, b, name, _ in events.marks if name.startswith("enumerate(DataLoader)")]
+    for phase, prefix in _PROFILER_MARKS.items():
+        spans[phase] = spans[phase] or [(a, b) for a, b, name, _ in events.marks if name.startswith(prefix)]
     if not spans[BACKWARD]:
         is_node = [name.startswith("autograd::engine::evaluate_function") for name in events.names]
         nodes = ((s, s + d) for operators in events.operators for s, d, name in operators if is_node[name])
         spans[BACKWARD] = merge(events.backward_calls or nodes)
-    if not spans[FORWARD]:
-        spans[FORWARD] = [
-            (a, b) for a, b, name, _ in events.marks if name.startswith("DistributedDataParallel.forward")
-        ]
     labelled = [(a, b, phase) for phase, found in spans.items() for a, b in found]
     autograd = frozenset(t for t, name in events.thread_names.items() if "pt_autograd" in name)
     return Phases(flatten(labelled), autograd)
