@@ -24,7 +24,6 @@ from allranks.nodes.staging.manifests import (
 )
 from allranks.nodes.staging.sources import (
     brings_packages,
-    editable_packages,
     environment_source,
     package_source,
     project_source,
@@ -145,9 +144,6 @@ def test_environments_that_packages_alone_do_not_make_are_refused(tmp_path: Path
     assert brings_packages(None) and brings_packages(sys.prefix) and not brings_packages("image.sif")
     with pytest.raises(EnvironmentNotAble, match="not the current environment"):
         brings_packages(str(tmp_path))
-    told = {"url": "file:///src/mine", "dir_info": {"editable": True}}
-    (site / "fake-1.0.dist-info" / "direct_url.json").write_text(json.dumps(told))
-    assert editable_packages(site) == {"fake": "/src/mine"}
 
 
 def fake_site(site: Path) -> Path:

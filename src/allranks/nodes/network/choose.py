@@ -148,16 +148,9 @@ def _nothing_common(usable: dict[str, list[Interface]]) -> str:
 def _reason(ranked: list[_Candidate], wanted: str | None) -> str:
     if wanted:
         return f"cluster.rendezvous.interface is {wanted}"
-    best = ranked[0]
     if len(ranked) == 1:
         return "the only network that all nodes are on"
-    other = ranked[1]
-    if best.speed != other.speed:
-        return (
-            f"the fastest of {len(ranked)} that all nodes are on: {best.speed} Mbit/s, {other.network} has "
-            f"{other.speed or 'no stated speed'}"
-        )
+    speeds = ", ".join(f"{c.network} {c.speed or 'unknown'}" for c in ranked[:4])
     return (
-        f"one of {len(ranked)} of the same speed; it has the fewest different interface names, or the nodes' own names "
-        "resolve to it"
+        f"the fastest of {len(ranked)} that all nodes are on, or the one with the most uniform names (Mbit/s: {speeds})"
     )

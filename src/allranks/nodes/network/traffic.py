@@ -198,7 +198,6 @@ def compare_with_policy(expected: dict[str, ExpectedNetwork], observed: Sequence
             NetworkFinding(host=item.host, level="bad", text=f"Gloo connected {peers} peers")
             for peers in item.lost_peers
         ]
-    findings += _node_differences(observed)
     return NetworkOutcome(observed=list(observed), findings=findings)
 
 
@@ -243,28 +242,10 @@ def _interface(wanted: ExpectedNetwork, item: ObservedNetwork) -> list[NetworkFi
 
 
 def _gpu_findings(wanted: ExpectedNetwork, item: ObservedNetwork) -> list[NetworkFinding]:
-    findings = []
     if wanted.inside == "NVLink" and item.ways.get("SHM") and not item.ways.get("P2P"):
         text = "the GPUs are connected by NVLink, but NCCL uses host memory (SHM): peer-to-peer is disabled or refused"
-        findings.append(_bad_finding(item, text))
-    rdma = [way for way in item.ways if way.startswith(("NET/IB", "NET/AWS"))]
-    if rdma and not any(way.endswith("GDRDMA") for way in rdma):
-        text = (
-            "RDMA goes through host memory, without GPUDirect (nvidia-peermem or DMA-BUF is missing, or the network "
-            "card is far from the GPU)"
-        )
-        findings.append(NetworkFinding(host=item.host, level="note", text=text))
-    return findings
-
-
-def _node_differences(observed: Sequence[ObservedNetwork]) -> list[NetworkFinding]:
-    """Return nodes that disagree: some use RDMA, some sockets."""
-    sockets = [item.host for item in observed if item.rdma is False]
-    rdma = [item.host for item in observed if item.rdma is True]
-    if not (sockets and rdma):
-        return []
-    text = f"{', '.join(sockets)} use sockets while {', '.join(rdma)} use RDMA"
-    return [NetworkFinding(host=sockets[0], level="bad", text=text)]
+        return [_bad_finding(item, text)]
+    return []
 
 
 MAX_LOG_BYTES = 8 * 2**20

@@ -394,7 +394,7 @@ def bundle_for(
         ahead: the bundle packed on the login node; it is used unchanged.
     """
     packed = ahead.parts if ahead else []
-    sources = checked_sources(spec, packages=packages, without={part.name for part in packed}, log=log)
+    sources = checked_sources(spec, packages=packages, without={part.name for part in packed})
     if not always:
         needed = missing_parts(sources, allocation)
         sources = [source for source in sources if source.name in needed]

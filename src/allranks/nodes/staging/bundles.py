@@ -17,7 +17,7 @@ import msgspec
 
 from allranks.errors import EnvironmentNotAble
 from allranks.nodes.staging.node import identity
-from allranks.nodes.staging.sources import PartFiles, editable_packages, is_allranks_file, package_versions, part_files
+from allranks.nodes.staging.sources import PartFiles, is_allranks_file, package_versions, part_files
 from allranks.rundir.checkpoints import MANIFEST
 from allranks.rundir.files import read_record, write_json
 from allranks.rundir.shared_cache import get_or_build
@@ -141,13 +141,11 @@ def build(spec: RunSpec, store: Path | None = None, *, packages: bool = True, lo
         SpecError, DataError: something in the spec does not exist.
         EnvironmentNotAble: packages conflict, something of the hub is not in the cache, or the store cannot be written.
     """
-    return assemble(checked_sources(spec, packages=packages, log=log), store or store_of(spec), package_versions(), log)
+    return assemble(checked_sources(spec, packages=packages), store or store_of(spec), package_versions(), log)
 
 
-def checked_sources(
-    spec: RunSpec, *, packages: bool, without: Collection[str] = (), log: Log = lambda _: None
-) -> list[PartFiles]:
-    """Return `sources`, after a check that the packages, if included, can run elsewhere.
+def checked_sources(spec: RunSpec, *, packages: bool, without: Collection[str] = ()) -> list[PartFiles]:
+    """Return `part_files`, after a check that the packages, if included, can run elsewhere.
 
     Raises:
         SpecError, DataError, EnvironmentNotAble: as `build` does.
@@ -155,14 +153,7 @@ def checked_sources(
     conflicts = package_conflicts(package_versions()) if packages else []
     if conflicts:
         raise EnvironmentNotAble("the packages here cannot be staged: " + "; ".join(conflicts))
-    parts = part_files(spec, packages=packages, without=without)
-    for name, folder in editable_packages(Path(sysconfig.get_paths()["purelib"])).items() if packages else ():
-        if name != "allranks" and not any(Path(folder) == part.path for part in parts):
-            log(
-                f"note: {name} is installed in editable mode from {folder} and is not in the bundle; install it "
-                "without -e"
-            )
-    return parts
+    return part_files(spec, packages=packages, without=without)
 
 
 def assemble(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import glob
 import importlib.metadata
-import json
 import os
 import re
 import subprocess
@@ -76,18 +75,13 @@ def environment_source(site: Path, prefix: Path | None = None) -> PartFiles:
     """
     problem = ""
     if prefix is not None and (prefix / "conda-meta").is_dir():
-        problem = (
-            "it is a conda environment, whose libraries are outside of the packages; use a venv, or a container image"
-        )
-        problem += " as cluster.python"
+        problem = "it is a conda environment, whose libraries are outside of the packages; use a venv or a container"
     elif prefix is not None and (prefix / "pyvenv.cfg").is_file():
         settings = read_text(prefix / "pyvenv.cfg").lower().replace(" ", "").splitlines()
         if "include-system-site-packages=true" in settings:
             problem = "it also uses the system's packages; create a venv without --system-site-packages"
     if problem:
         raise EnvironmentNotAble(f"the packages of {prefix} cannot be staged: {problem}")
-    if not site.is_dir():
-        raise EnvironmentNotAble(f"no package folder at {site}")
     below = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
     files = tuple(
         (f"{below}/{p.relative_to(site)}", p) for p in walk_files(site, compiled=True) if not is_allranks_file(p, site)
@@ -132,19 +126,6 @@ def package_versions() -> dict[str, str]:
     """Return name and version of every package that this interpreter sees, sorted."""
     versions = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions() if d.metadata["Name"]}
     return dict(sorted(versions.items(), key=lambda item: item[0].lower()))
-
-
-def editable_packages(site: Path) -> dict[str, str]:
-    """Return packages installed as a reference to a folder, with that folder: they are not in `site`."""
-    references = {}
-    for path in sorted(site.glob("*.dist-info/direct_url.json")):
-        try:
-            content = json.loads(path.read_text())
-        except (OSError, ValueError):
-            continue
-        if content.get("dir_info", {}).get("editable"):
-            references[path.parent.name.split("-")[0]] = str(content.get("url", "")).removeprefix("file://")
-    return references
 
 
 _COMMIT_HASH = re.compile(r"^[0-9a-f]{40}$")
