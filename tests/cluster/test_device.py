@@ -11,7 +11,6 @@ import yaml
 from allranks.lab.cluster import Box
 from allranks.nodes.slurm.answers import JobInfo, NodeInfo
 from allranks.nodes.slurm.commands import Slurm
-from allranks.spec import load_spec
 from allranks.utils.machine import visible_gpus
 from tests.cluster.helpers import submit, wait_state
 from tests.cluster.runs import allranks
@@ -39,18 +38,6 @@ def test_gpus_asked_for_are_planned_from_a_machine_without_gpus(box: Box, shared
     for slurm in ({"gpus_per_node": 2}, {"gres": "gpu:2"}, {"extra": ["--gpus-per-node=2"]}, {"exclusive": True}):
         plan, _ = planned(shared, partition="gpu", **slurm)
         assert (plan["device"], plan["backend"], plan["world_size"]) == ("cuda", "nccl", 4), slurm
-
-
-def test_init_takes_partitions_and_gpus_from_slurm(box: Box, shared: Path) -> None:
-    words = ("init", "--model", "tiny:llama", "--data", "builtin:instructions", "--machine", "slurm", "--force")
-    done = allranks(shared, *words, "--partition", "gpu")
-    assert done.returncode == 0, done.stderr
-    assert "gpu" in done.stderr.partition("Slurm: partitions ")[2]
-    slurm = load_spec(shared / "spec.yaml").cluster.slurm
-    assert (slurm.partition, slurm.gpus_per_node) == ("gpu", 2)
-    assert allranks(shared, "plan", "spec.yaml").returncode == 0
-    done = allranks(shared, *words, "--partition", "gpus")
-    assert done.returncode == 2 and "--partition gpus: Slurm has no such partition (known: " in done.stderr
 
 
 def test_jobs_and_nodes_are_read_from_the_real_commands(box: Box, shared: Path) -> None:

@@ -206,21 +206,6 @@ def test_an_interruption_leaves_nothing(tmp_path: Path, key: str) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_slurm_that_does_not_answer_delays_it_by_seconds(
-    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The partitions of a Slurm that answers: cluster/test_device.py."""
-    folder = tmp_path_factory.mktemp("bin")
-    for name in ("sinfo", "scontrol"):
-        (folder / name).write_text("#!/bin/sh\nsleep 100\n")
-        (folder / name).chmod(0o700)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    start = time.monotonic()
-    done = init(tmp_path, *NEEDED[:4], "--machine", "slurm", "--gpus-per-node", "4")
-    assert done.returncode == 0 and "sinfo does not answer" in done.stderr
-    assert time.monotonic() - start < 40
-
-
 def test_it_asks_which_column_is_what_where_no_template_fits(tmp_path: Path) -> None:
     rows = "".join(json.dumps({"nr": i, "frage": f"Wo ist {i}?", "antwort": f"Da {i}."}) + "\n" for i in range(90))
     (tmp_path / "rows.jsonl").write_text(rows)

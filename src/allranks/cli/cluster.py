@@ -143,19 +143,16 @@ def _print(now: BoxStatus, as_json: bool) -> None:
 
 
 def _print_table(now: BoxStatus) -> None:
-    from rich.table import Table
+    from allranks.cli.console import FittedColumn, print_fitted, table_console
 
-    from allranks.cli.console import SafeConsole
-
-    table = Table(title=f"box '{now.name}', {now.network}, login node {now.login_address}", title_justify="left")
-    for column in ("node", "address", "interface", "CPUs", "MiB", "GPUs", "state"):
-        table.add_column(column, no_wrap=True)
-    for node in now.nodes:
-        table.add_row(
-            *(node.name, node.address, node.interface, str(node.cpus), str(node.memory_mb), str(node.gpus)),
-            node.state or "?" if node.running else "dead",
-        )
-    SafeConsole().print(table)
+    columns = [FittedColumn(name) for name in ("node", "address", "interface", "CPUs", "MiB", "GPUs", "state")]
+    rows = [
+        [str(value) for value in (n.name, n.address, n.interface, n.cpus, n.memory_mb, n.gpus)]
+        + [n.state or "?" if n.running else "dead"]
+        for n in now.nodes
+    ]
+    title = f"box '{now.name}', {now.network}, login node {now.login_address}"
+    print_fitted(table_console(), columns, rows, title=title)
     for node in now.nodes:
         for label, values in (("hidden", node.hidden), ("faults", node.faults)):
             if values:

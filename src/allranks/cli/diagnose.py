@@ -108,26 +108,15 @@ def _print_details(entries: list[dict[str, str]], rows: list[dict[str, Any]]) ->
 
 
 def _print_tables(entries: list[dict[str, str]], rows: list[dict[str, Any]]) -> None:
-    from allranks.cli.console import SafeConsole
+    from allranks.cli.console import FittedColumn, SafeConsole, print_fitted
 
     console = SafeConsole()
-    console.print(
-        _plain_table("Failure classes of diagnose", ("class", "description"), [(e["id"], e["title"]) for e in entries])
-    )
+    classes = [FittedColumn("class"), FittedColumn("description", fold_to=30)]
+    print_fitted(console, classes, [[e["id"], e["title"]] for e in entries], title="Failure classes of diagnose")
     console.print()
-    lines = [(str(r["number"]), r["title"], r["how"], r["where"]) for r in rows]
-    console.print(_plain_table("The forty failures", ("#", "failure", "how", "where"), lines))
+    columns = [FittedColumn("#", right=True), FittedColumn("failure", fold_to=30), FittedColumn("how")]
+    lines = [[str(r["number"]), r["title"], r["how"], r["where"]] for r in rows]
+    print_fitted(console, [*columns, FittedColumn("where", fold_to=24)], lines, title="The forty failures")
     console.print()
     console.print(HANDLING_LEGEND, highlight=False)
     console.print("allranks failures NAME shows one with its cause, cure and page.", highlight=False)
-
-
-def _plain_table(title: str, columns: tuple[str, ...], lines: list[tuple[str, ...]]) -> Any:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
-    for column in columns:
-        table.add_column(column, no_wrap=column in ("class", "#", "how"), justify="right" if column == "#" else "left")
-    for line in lines:
-        table.add_row(*line)
-    return table

@@ -113,32 +113,17 @@ def stage_command(spec: Path, sets: tuple[str, ...], no_packages: bool, to: Path
 
 
 def _show_bundle(bundle: Bundle) -> None:
-    from rich.table import Table
-    from rich.text import Text
+    from allranks.cli.console import FittedColumn, print_fitted, table_console
 
-    from allranks.cli.console import SafeConsole
-
-    table = Table(title=f"bundle {bundle.key}", title_justify="left")
-    for name in ("part", "files", "MiB", "SHA-256", "how", "from", "revision"):
-        table.add_column(name, overflow="fold")
-    for part in bundle.parts:
-        size = f"{part.bytes / 2**20:.1f}"
-        table.add_row(
-            part.name,
-            str(part.files),
-            size,
-            part.sha256[:16],
-            part.how,
-            Text(part.path),
-            Text((part.revision or "")[:12]),
-        )
-    console = SafeConsole()
-    console.print(table)
-    console.print(
-        (
-            f"{format_bytes(bundle.bytes)}, verified in {bundle.seconds:.1f} s; nodes need Python "
-            f"{bundle.python.version} ({bundle.python.soabi})"
-        ),
-        highlight=False,
-    )
+    console = table_console()
+    columns = [FittedColumn("part"), FittedColumn("files", right=True), FittedColumn("size", right=True)]
+    columns += [FittedColumn("SHA-256", drop=1), FittedColumn("how", fold_to=10)]
+    columns += [FittedColumn("from", fold_to=16), FittedColumn("revision", drop=2)]
+    rows = [
+        [p.name, str(p.files), format_bytes(p.bytes), p.sha256[:16], p.how, p.path, (p.revision or "")[:12]]
+        for p in bundle.parts
+    ]
+    print_fitted(console, columns, rows, "; --json has all", title=f"bundle {bundle.key}")
+    python = f"{bundle.python.version} ({bundle.python.soabi})"
+    console.say(f"{format_bytes(bundle.bytes)}, verified in {bundle.seconds:.1f} s; nodes need Python {python}")
     console.print(bundle.file, highlight=False, markup=False, soft_wrap=True)

@@ -9,7 +9,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,12 +27,10 @@ from allranks.errors import EXIT_OK, AllranksError, DataError, EnvironmentNotAbl
 from allranks.spec.launchers import BUILT_IN, DEFAULT_LAUNCHER, LAUNCHERS, LauncherInfo, launchers_with
 
 if TYPE_CHECKING:
-    from allranks.nodes.slurm.answers import PartitionGres
     from allranks.spec.examples import StarterChoices
 
 MACHINES = {info.machine: name for name, info in (*LAUNCHERS.items(), *BUILT_IN.items())}
 """The values of ``--machine``, each with its launcher; of two with the same value, the built-in one."""
-SINFO_TIMEOUT_S = 5.0
 NEEDED = ("model", "data", "machine")
 OPTIONS_OF_SOME = {"uses_slurm": ("nodes", "partition", "gpus_per_node", "time", "account"), "uses_hosts": ("hosts",)}
 """Options that only launchers with this property have."""
@@ -107,9 +104,7 @@ class Answers:
 )
 @click.option("--nodes", type=click.IntRange(1), help="Slurm: number of nodes (default: 1).")
 @click.option("--partition", help="Slurm: partition (default: the cluster's).")
-@click.option(
-    "--gpus-per-node", type=click.IntRange(0), help="Slurm: GPUs of each node (default: those of the partition)."
-)
+@click.option("--gpus-per-node", type=click.IntRange(0), help="Slurm: GPUs of each node (default: none).")
 @click.option("--time", help="Slurm: time limit, such as 01:00:00.")
 @click.option("--account", help="Slurm: account.")
 @click.option("--hosts", help="Names or addresses of the hosts, separated by commas.")
@@ -196,9 +191,7 @@ def _choices(answers: Answers) -> StarterChoices:
     data = answers.take("data", "Data: hub name, file, or a built-in set for a test", source, check=describe_data)
     answers.tell(f"data: {data}: {describe_data(data)}")
     columns = data_columns(answers, model, data)
-    interactive = answers.ask and answers.values.get("machine") is None
-    slurm = interactive and shutil.which("sinfo") is not None and _partitions()
-    likely = launchers_with(uses_slurm=True)[0] if slurm else DEFAULT_LAUNCHER
+    likely = launchers_with(uses_slurm=True)[0] if answers.ask and shutil.which("sinfo") else DEFAULT_LAUNCHER
     machine = answers.take("machine", "Machine", LAUNCHERS[likely].machine, kind=click.Choice([*MACHINES]))
     strategy = answers.take("strategy", "Strategy", "pytorch_ddp", check=strategy_info)
     chosen = StarterChoices(
@@ -249,47 +242,20 @@ def _refuse_others(answers: Answers, launcher: LauncherInfo) -> None:
 
 
 def _slurm(chosen: StarterChoices, answers: Answers) -> StarterChoices:
-    """Complete the choices with what Slurm says, and with the answers."""
-    from allranks.nodes.slurm.answers import partition_gpus
-
-    partitions = _partitions()
-    names = list(dict.fromkeys(row.partition for row in partitions))
-    answers.tell(f"Slurm: partitions {', '.join(names)}" if names else "Slurm: sinfo does not answer here")
-    default = next((row.partition for row in partitions if row.default), None)
-
-    def check_partition(partition: str | None) -> None:
-        if names and partition is not None and not set(partition.split(",")) <= set(names):
-            raise RequestError(f"--partition {partition}: Slurm has no such partition (known: {', '.join(names)})")
-
     def check_time(time: str | None) -> None:
         if time is not None and not _TIME.fullmatch(time):
             raise RequestError(
                 f"--time {time}: expected a time limit of Slurm, such as 30 (minutes), 01:00:00 or 1-00:00:00"
             )
 
-    partition = answers.take("partition", "Partition (empty: the cluster's default)", default, check=check_partition)
-    gpus = partition_gpus(partitions, partition)
-    gpus = answers.take("gpus_per_node", "GPUs per node (0: none)", gpus or 0, kind=click.IntRange(0))
-    time = answers.take("time", "Time limit, such as 01:00:00 (empty: the partition's)", None, check=check_time)
     return replace(
         chosen,
+        partition=answers.take("partition", "Partition (empty: the cluster's default)", None),
+        gpus_per_node=answers.take("gpus_per_node", "GPUs per node (0: none)", 0, kind=click.IntRange(0)) or None,
+        time=answers.take("time", "Time limit, such as 01:00:00 (empty: the partition's)", None, check=check_time),
         nodes=answers.take("nodes", "Nodes", 1, kind=click.IntRange(1)),
-        partition=partition,
-        gpus_per_node=gpus or None,
-        time=time,
         account=answers.values.get("account"),
     )
-
-
-@cache
-def _partitions() -> list[PartitionGres]:
-    """Return the partitions; none without an answer within seconds."""
-    from allranks.nodes.slurm.commands import find_slurm
-
-    try:
-        return find_slurm(Path.cwd(), timeout_s=SINFO_TIMEOUT_S).partitions(timeout_s=SINFO_TIMEOUT_S)
-    except AllranksError:
-        return []
 
 
 def _checked_text(choices: StarterChoices, file: str) -> tuple[str, list[str]]:
