@@ -17,7 +17,6 @@ from allranks.rundir.files import write_text_atomic
 from allranks.utils.filesystem import (
     apply_umask,
     current_umask,
-    describe_os_error,
     owner_of,
     with_file_name,
     write_error,
@@ -71,14 +70,6 @@ def test_an_os_error_ends_a_verb_with_3_and_one_paragraph(number: int, cure: str
     for part in (name, os.strerror(number), cure):
         assert part in done.stderr
     assert "defect" not in done.stderr
-
-
-def test_an_error_without_a_name_or_number() -> None:
-    assert describe_os_error(OSError(errno.ENOSPC, "No space left on device")).startswith(
-        "No space left on device; free space"
-    )
-    assert describe_os_error(TimeoutError("the store does not answer")).startswith("the store does not answer; ")
-    assert describe_os_error(OSError()).startswith("OSError; ")
 
 
 def test_an_option_is_wrong_or_the_disk_is() -> None:

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from allranks.analysis.metrics import before_and_after
-from allranks.analysis.report.page import write_report
 from allranks.analysis.stragglers import StragglerDetector
 from allranks.cli.console import SafeConsole
 from allranks.cli.options import error_line
@@ -20,7 +19,6 @@ from allranks.cli.run_output import samples_table, summary_rows, summary_table
 from allranks.launch.runs import GuardedObserver
 from allranks.planning.planner import make_plan
 from allranks.rundir.events import decode_line
-from allranks.rundir.files import write_json
 from allranks.rundir.paths import RunDir
 from allranks.spec.loader import parse_spec
 from allranks.utils.machine import machine_facts
@@ -121,13 +119,6 @@ def test_no_remaining_time_is_shown_before_it_is_known() -> None:
     assert " left" not in out.getvalue()
 
 
-def test_the_summary_tells_steps_from_the_time_of_the_run() -> None:
-    (steps,) = (
-        value for name, value in summary_rows({"model": "m", "steps": 2, "wall_time_s": 7.5}) if name == "steps"
-    )
-    assert steps.startswith("2; the whole run took 7") and " in " not in steps
-
-
 @usual
 @given(metrics=st.dictionaries(st.sampled_from(METRICS), anything))
 def test_any_metrics_can_be_summarised(metrics: dict[str, Any]) -> None:
@@ -157,14 +148,6 @@ def test_a_summary_tells_what_was_not_finite_from_what_was_not_measured() -> Non
     assert "held-out loss" not in rows
     rows = dict(summary_rows({"model": "m", "steps": 3, "train_loss_first": 2.0, "train_loss_last": None}))
     assert rows["train loss"] == "2.0000 -> nan (not finite)"
-
-
-def test_metrics_without_any_figure_have_a_summary_and_a_page(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    metrics: dict[str, Any] = {**dict.fromkeys(METRICS), "model": "m", "run_name": "r", "status": "succeeded"}
-    write_json(run.metrics, metrics)
-    SafeConsole(file=io.StringIO()).print(summary_table(metrics))
-    assert write_report(run) == run.report
 
 
 class Fails:
@@ -205,22 +188,3 @@ def test_a_display_that_fails_is_switched_off_and_told_once(error: Exception) ->
     twice = GuardedObserver(Fails(error), full)
     twice.say("one")
     twice.say("two")  # neither the display nor the log can be written
-
-
-def test_a_closed_terminal_does_not_end_the_display_of_a_run(tmp_path: Path) -> None:
-    closed = (tmp_path / "out").open("w")
-    shown, _ = live()
-    shown._console = SafeConsole(file=closed)
-    closed.close()
-    guarded = GuardedObserver(shown)
-    guarded.say("a line")
-    assert guarded.failure is not None
-
-
-def test_mfu_is_shown_with_attention_where_that_is_known() -> None:
-    def shown(**more: Any) -> str | None:
-        return dict(summary_rows({"model": "m", "steps": 3, **more})).get("MFU")
-
-    assert shown(mfu=0.4, mfu_with_attention=0.4567) == "40.0%, 45.7% with attention"
-    assert shown(mfu=0.4) == shown(mfu=0.4, mfu_with_attention=None) == "40.0%"
-    assert shown() is None

@@ -367,22 +367,6 @@ def test_figures_by_their_definitions() -> None:
     assert state_gb_a_rank(evidence(good(BY_NAME["02_ddp"]))) == pytest.approx(TRAINED * 8 / 1e9)
 
 
-def test_figures_are_compared_only_with_their_like() -> None:
-    test = BY_NAME["02_ddp"]
-    on_cpu = {f.name: f for f in figure_rows(test, evidence(good(test)))}
-    assert on_cpu["training time"].ours == pytest.approx(1.5 + 0.5 * (STEPS - 1))
-    assert on_cpu["steps"].ours == pytest.approx(STEPS / 4.0)
-    assert on_cpu["samples"].ours == pytest.approx(8 * STEPS / 4.0)
-    assert "different hardware" in on_cpu["training time"].not_comparable and on_cpu["peak GPU memory"].ours is None
-    raw = good(test, gpu=True)
-    _all(raw, "model", parameters=test.parameters)
-    on_gpu = {f.name: f for f in figure_rows(test, evidence(raw))}
-    assert on_gpu["training time"].not_comparable == "" and on_gpu["peak GPU memory"].ours == 0.5
-    four = BY_NAME["04_multinode_deepspeed"]
-    corrected = {f.name: f for f in figure_rows(four, evidence(good(four)))}["samples"]
-    assert (corrected.seed, corrected.correct) == (10.7, 343.0)
-
-
 def placed(name: str, place: records.PlaceName, gpus: int = 0) -> tuple[int, int, bool, list[str]]:
     ready = prepare_test(BY_NAME[name], SmokeOptions(place=place, scale="tiny"), facts(gpus=gpus))
     assert ready.placement is not None, ready.unable
@@ -408,13 +392,6 @@ def test_what_would_take_cpus_too_long_is_made_smaller_and_says_so(cpus: int, sl
     machine = msgspec.structs.replace(facts(cpus=cpus), memory_bytes=2**42)
     ready = prepare_test(BY_NAME["02_ddp"], SmokeOptions(sets=("cluster.device=cpu",)), machine)
     assert ("would take about" in " ".join(ready.scaled)) == slow, ready.scaled
-
-
-def test_the_last_word_on_the_device_counts() -> None:
-    wanted = SmokeOptions(place="slurm", sets=("cluster.device=cpu", "cluster.device=cuda"))
-    assert wanted.gpu(facts())
-    assert not SmokeOptions(place="slurm", sets=("cluster.device=cpu",)).gpu(facts(gpus=8))
-    assert not SmokeOptions(place="cluster").gpu(facts(gpus=8))
 
 
 def result(**more: Any) -> records.TestResult:

@@ -122,22 +122,6 @@ def test_own_processes_and_mounts_are_read() -> None:
     assert processes.marked_processes("no-such-box") == [] and processes.init_processes("no-such-box") == {}
 
 
-def test_ended_processes_count_as_gone() -> None:
-    child = subprocess.Popen(["sleep", "60"])
-    assert processes.wait_gone([child.pid], 0.05) == [child.pid]
-    processes.kill([child.pid])
-    assert processes.wait_gone([child.pid], 5) == []
-    child.wait(timeout=5)
-    processes.kill([child.pid])
-
-
-def test_records_survive_the_file(tmp_path: Path) -> None:
-    records = [FaultRecord("cut-link", "n2"), FaultRecord("hide-folder", "n1", {"path": "/data"})]
-    save(records, tmp_path / "faults.json")
-    assert msgspec.json.decode((tmp_path / "faults.json").read_bytes(), type=list[FaultRecord]) == records
-    assert [path.name for path in tmp_path.iterdir()] == ["faults.json"]
-
-
 def test_rates() -> None:
     assert (bits_per_s("10mbit"), bits_per_s("1.5gbit")) == (10_000_000, 1_500_000_000)
     for wrong in ("10", "0mbit", "-1mbit", "10 mbit", "10MB"):

@@ -33,35 +33,6 @@ def plan(folder: str = FOLDER, **options: Any) -> BoxPlan:
     )
 
 
-def test_defaults_give_three_nodes_with_addresses_and_a_fair_share() -> None:
-    made = plan()
-    assert [(node.name, node.address, node.interface) for node in made.nodes] == [
-        ("n1", "10.77.0.11", "eth0"),
-        ("n2", "10.77.0.12", "eth0"),
-        ("n3", "10.77.0.13", "eth0"),
-    ]
-    assert {(node.cpus, node.memory_mb, node.gpus) for node in made.nodes} == {(4, 5333, 0)}
-    assert (made.login, made.login_address, made.rootless) == ("login", "10.77.0.1", False)
-
-
-def test_values_for_one_node_win_over_the_common_one() -> None:
-    made = plan(cpus={"": 8, "n2": 3}, gpus={"n3": 2}, interfaces={"n1": "ens5"})
-    assert [node.cpus for node in made.nodes] == [8, 3, 8]
-    assert [node.gpus for node in made.nodes] == [0, 0, 2]
-    assert [node.interface for node in made.nodes] == ["ens5", "eth0", "eth0"]
-
-
-def test_hidden_folders_go_to_the_named_nodes_or_to_all() -> None:
-    made = plan(hidden=(HiddenFolder("/data", ("n2",)), HiddenFolder("/home/")))
-    assert [node.hidden for node in made.nodes] == [("/home",), ("/data", "/home"), ("/home",)]
-
-
-def test_sixteen_nodes_have_distinct_addresses_and_short_device_names() -> None:
-    nodes = plan(nodes=16).nodes
-    assert len({node.address for node in nodes}) == 16
-    assert max(len(node.port) for node in nodes) <= 15
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
