@@ -113,11 +113,11 @@ def test_a_resume_keeps_what_the_run_did(
     was = parse_spec(LONG)
     for steps in (10, 100000):  # auto alone would decide otherwise
         spec = parse_spec(LONG, [f"train.max_steps={steps}"])
-        kept = keep_compilation(run, was, spec, make_plan(spec, H100))
+        kept = keep_compilation(run, spec, make_plan(spec, H100))
         assert (kept.compiled, kept.compile_reason) == (compiled, plan.get("compile_reason", ""))
     for value in ("true", "false"):  # what the user asks for stays
         asked = parse_spec(LONG, [f"model.compile={value}"])
-        assert keep_compilation(run, was, asked, make_plan(asked, H100)).compiled is (value == "true")
+        assert keep_compilation(run, asked, make_plan(asked, H100)).compiled is (value == "true")
 
 
 @pytest.mark.parametrize("value", ["auto", "true", "false"])

@@ -296,7 +296,6 @@ class ChannelClient(threading.Thread):
 
     @property
     def where(self) -> str:
-        """Return the driver's address for messages."""
         return f"{self._endpoint.address}:{self._endpoint.port}"
 
     def publish(self, report: AgentReport, *, at_once: bool = True) -> None:

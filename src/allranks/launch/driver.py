@@ -23,13 +23,7 @@ from allranks.errors import EXIT_FAILED, AllranksError, CheckpointError, Environ
 from allranks.launch.channel_protocol import CHANNEL_VARIABLE
 from allranks.launch.launchers import agent_command, agent_words
 from allranks.launch.outcome import events_of_attempt, finalize_run
-from allranks.launch.rendezvous import (
-    LOOPBACK,
-    NodeAddress,
-    Rendezvous,
-    control_port,
-    own_address_towards,
-)
+from allranks.launch.rendezvous import LOOPBACK, NodeAddress, Rendezvous, control_port, own_address_towards
 from allranks.launch.resumption import require_same_schema
 from allranks.launch.slurm.liveness import DriverRecord, print_log_line, slurm_node_name
 from allranks.launch.slurm.requeue import REQUEUE_REASONS, StopAndRequeue, StopRequested
@@ -103,12 +97,7 @@ class Driver:
         self._restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
         self._slurm = Slurm([], "this job's")
         self._ending = StopAndRequeue(
-            run,
-            self._slurm,
-            record,
-            job=self._job,
-            restart=self._restart,
-            signal_s=self._spec.cluster.slurm.signal_s,
+            run, self._slurm, record, job=self._job, restart=self._restart, signal_s=self._spec.cluster.slurm.signal_s
         )
         self._hosts: list[str] = []  # what is left of the allocation, once nodes were left out
         self._srun_options, self._python = agent_command(self._spec, self._plan, run, sys.executable)

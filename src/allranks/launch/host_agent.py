@@ -69,7 +69,6 @@ class HostNodes(TargetNodes, frozen=True, kw_only=True):
         return NodeAnswers(lines=lines, returncode=0, said="\n".join(said), seconds=time.monotonic() - began)
 
     def silence_cure(self, host: str, answers: NodeAnswers, why: str) -> str:
-        """Return what to do about a host without an answer."""
         return f"{host} did not answer within {answers.seconds:.0f} s ({why})"
 
 

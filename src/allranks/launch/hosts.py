@@ -32,7 +32,6 @@ class HostsLauncher(Launcher):
     """``launcher: hosts``."""
 
     def start(self, run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, resume: dict[str, Any]) -> LaunchedJob:
-        """Listen for the agents, whose commands the job then shows."""
         from allranks.launch.hosts_job import commands_text, start_on_hosts
 
         write_attempt_args(run, attempt, resume)
@@ -40,7 +39,6 @@ class HostsLauncher(Launcher):
         return start_on_hosts(run, spec, plan, attempt, text)
 
     def node_commands(self, spec: RunSpec, run: RunDir, plan: Callable[[], LaunchPlan]) -> list[str] | None:
-        """Return the command of each node."""
         return node_commands(spec, run, plan())
 
     @contextmanager

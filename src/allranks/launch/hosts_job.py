@@ -20,13 +20,7 @@ from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.launch.channel import AgentLink, ChannelServer
 from allranks.launch.channel_protocol import ENDED, Orders
 from allranks.launch.host_agent import HostNodes, one_per_machine
-from allranks.launch.rendezvous import (
-    NodeAddress,
-    Rendezvous,
-    control_port,
-    host_labels,
-    own_address_towards,
-)
+from allranks.launch.rendezvous import NodeAddress, Rendezvous, control_port, host_labels, own_address_towards
 from allranks.launch.supervisor import SupervisedJob, Supervisor
 from allranks.nodes.preflight.requirements import existing_folder
 from allranks.nodes.preflight.runner import (
@@ -122,7 +116,6 @@ class HostsJob(SupervisedJob):
         return ""
 
     def poll(self) -> int | None:
-        """Return None until every node's agent has ended; then 0 if no rank failed."""
         links = self._hub.links
         nobody = not links and self._supervisor.orders.stopping
         late = self._killed_at is not None and time.monotonic() - self._killed_at > END_S
@@ -140,7 +133,6 @@ class HostsJob(SupervisedJob):
         return self._news.pop(0) if self._news else None
 
     def kill(self) -> None:
-        """Kill all ranks."""
         self._killed_at = self._killed_at or time.monotonic()
         super().kill()
 
@@ -240,7 +232,6 @@ class DoctorHosts(HostNodes, frozen=True, kw_only=True):
     waited_s: float
 
     def silence_cure(self, host: str, answers: NodeAnswers, why: str) -> str:
-        """Return what to do about a host without an answer."""
         if self.node_of[host] in self.channel.links:
             return super().silence_cure(host, answers, why)
         where = f"{self.channel.endpoint.address}:{self.channel.endpoint.port}"

@@ -59,7 +59,6 @@ class LocalJob(SupervisedJob):
         self.label = f"agent pid {self._process.pid}"
 
     def poll(self) -> int | None:
-        """Return the exit code once the agent has ended, else None."""
         code = self._process.poll()
         if code is None:
             self._end_stopped_agent()
@@ -75,7 +74,6 @@ class LocalJob(SupervisedJob):
         return code
 
     def end(self) -> JobEnd:
-        """Return how agent and ranks ended."""
         result = super().end()
         if not self._lost:
             return result
@@ -112,7 +110,6 @@ class LocalJob(SupervisedJob):
         self._process.kill()  # the kernel then asks its ranks for a checkpoint
 
     def kill(self) -> None:
-        """Kill all ranks."""
         super().kill()
         self._signal(signal.SIGINT)
 

@@ -40,9 +40,7 @@ PR_SET_PDEATHSIG = 1
 EXIT_HANDLERS_S = 60.0  # after success: a logger may still send metrics
 EXIT_HANDLERS_FAILED_S = 10.0  # after an error: the peers are waiting
 _USER_SCRIPT = str(Path(__file__).parents[1] / "train" / "user_script.py")
-BLOCKED_INTERPRETER_S = (
-    10.0  # more, for an interpreter that a call into C holds, then the process ends from outside Python
-)
+BLOCKED_INTERPRETER_S = 10.0  # more, if a call into C holds the interpreter; then faulthandler ends the process
 
 
 def main() -> None:
@@ -99,11 +97,7 @@ def end_with_parent(number: int = signal.SIGTERM, parent: int | None = None) -> 
 
 def _work(run: RunDir, attempt: int, rank: int, own: int) -> tuple[int, bool, bool]:
     """Run the work; return the exit code, whether the work finished by itself, and whether it then was a user's own
-    program.
-
-    Args:
-        own: this process. A program may fork; a child that returns here is not the rank and records nothing.
-    """
+    program."""
     try:
         return 0, True, _start(run, attempt)
     except SystemExit as end:

@@ -110,12 +110,10 @@ class RankProcesses:
 
     @property
     def pids(self) -> list[int]:
-        """Return the processes of ranks that have not ended."""
         return [rank.process.pid for rank in self._ranks if rank.end is None]
 
     @property
     def all_ended(self) -> bool:
-        """Return whether all ranks have ended."""
         return all(rank.end is not None for rank in self._ranks)
 
     def request_stop(self) -> None:
@@ -134,11 +132,9 @@ class RankProcesses:
                 rank.process.send_signal(signal.SIGTERM)
 
     def terminate(self) -> None:
-        """Send SIGTERM to every rank's processes."""
         self._signal_groups(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL to every rank's processes."""
         self._signal_groups(signal.SIGKILL)
 
     def _signal_groups(self, number: int) -> None:

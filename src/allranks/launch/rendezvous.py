@@ -93,11 +93,9 @@ class FileStoreFolder:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the variables for the ranks."""
         return {STORE_VARIABLE: f"file:{self._folder}/store"}
 
     def close(self) -> None:
-        """Remove the folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -147,7 +145,6 @@ class TcpStoreServer:
         return self._process.poll()
 
     def close(self) -> None:
-        """Stop the process."""
         self._process.kill()
         self._process.wait(timeout=10)
 

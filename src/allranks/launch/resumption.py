@@ -70,7 +70,7 @@ def keep_global_batch(
     return msgspec.structs.replace(spec, train=train)
 
 
-def keep_compilation(run: RunDir, before: RunSpec, spec: RunSpec, plan: LaunchPlan) -> LaunchPlan:
+def keep_compilation(run: RunDir, spec: RunSpec, plan: LaunchPlan) -> LaunchPlan:
     """Return the plan with what the run did for ``model.compile: auto``, because compiled blocks round differently.
 
     The spec stays at auto, on which the memory estimate and so the recomputation depend. If the compiler failed, blocks
@@ -79,14 +79,8 @@ def keep_compilation(run: RunDir, before: RunSpec, spec: RunSpec, plan: LaunchPl
     if spec.model is None or spec.model.compile != COMPILE_AUTO:
         return plan
     did, had = read_record(run.metrics).get("compiled"), read_record(run.plan)
-    compiled = was_compiled(run, before) if did is None else did is True
-    return msgspec.structs.replace(plan, compiled=compiled, compile_reason=str(had.get("compile_reason") or ""))
-
-
-def was_compiled(run: RunDir, before: RunSpec) -> bool:
-    """Return what the run's plan decided; plans of earlier versions did what the spec says."""
-    decided = read_record(run.plan).get("compiled")
-    return (before.model is not None and before.model.compile is True) if decided is None else decided is True
+    compiled = had.get("compiled") if did is None else did
+    return msgspec.structs.replace(plan, compiled=compiled is True, compile_reason=str(had.get("compile_reason") or ""))
 
 
 def global_batch_of(run: RunDir, step: int) -> int | None:
@@ -172,17 +166,17 @@ def require_resumable(
         )
     if allow_inexact:
         return
-    if facts["world_size"] != plan.world_size:
-        raise RequestError(
-            f"{folder} was written by {facts['world_size']} rank{'s' * (facts['world_size'] != 1)}, the plan has "
-            f"{plan.world_size}; losses would not be bitwise equal: use the same number of ranks, or --allow-inexact"
-        )
-    if facts.get("strategy", plan.strategy) != plan.strategy:
-        raise RequestError(
-            f"{folder} was written by {facts['strategy']}, the plan has {plan.strategy}; losses would not be bitwise "
-            "equal: use that strategy, or --allow-inexact"
-        )
-    if reason := _other_arithmetic(run, folder, before, spec, plan, facts):
+    ranks = f"{facts['world_size']} rank{'s' * (facts['world_size'] != 1)}"
+    for was, now, differs, use in (
+        (ranks, plan.world_size, facts["world_size"] != plan.world_size, "the same number of ranks"),
+        (facts["strategy"], plan.strategy, facts["strategy"] != plan.strategy, "that strategy"),
+    ):
+        if differs:
+            raise RequestError(
+                f"{folder} was written by {was}, the plan has {now}; losses would not be bitwise equal: use {use}, or "
+                "--allow-inexact"
+            )
+    if reason := _other_arithmetic(run, folder, spec, plan, facts):
         raise RequestError(f"{reason}, or --allow-inexact")
     for keys, why in (
         (DATA_KEYS, "the data would continue in another order"),
@@ -213,10 +207,7 @@ SIZE_KEYS = (
 
 def _different_sizes(run: RunDir, before: RunSpec, spec: RunSpec, step: int) -> str:
     """Return how the sizes of the checkpoint's model differ from those of the spec's; empty if they are equal or
-    unknown.
-
-    A checkpoint of adapters has no config of its own; there the run's model is compared.
-    """
+    unknown."""
     if spec.model is None or spec.model.name.startswith("tiny:"):
         return ""
     now = find_files(spec)
@@ -229,9 +220,7 @@ def _different_sizes(run: RunDir, before: RunSpec, spec: RunSpec, step: int) -> 
     return ", ".join(f"{key} {was[key]} (now {now.config[key]})" for key in keys)
 
 
-def _other_arithmetic(
-    run: RunDir, folder: Path, before: RunSpec, spec: RunSpec, plan: LaunchPlan, facts: dict[str, Any]
-) -> str:
+def _other_arithmetic(run: RunDir, folder: Path, spec: RunSpec, plan: LaunchPlan, facts: dict[str, Any]) -> str:
     """Return why the plan would add numbers in another order than the checkpoint's run did, and what to set; empty if
     it would not."""
     shared = facts.get("shard_ranks", facts["world_size"])
@@ -242,14 +231,15 @@ def _other_arithmetic(
             f"{plan.shard_ranks}; losses would not be bitwise equal: use as many ranks per node and --set "
             f"strategy.{REPLICATE}={was}"
         )
-    compiled = was_compiled(run, before)
+    had = read_record(run.plan)
+    compiled = had.get("compiled") is True
     if spec.model and spec.model.compile != COMPILE_AUTO and compiled != plan.compiled:  # auto goes on as the run did
         return (
             f"{folder} was trained {'with' if compiled else 'without'} compiled blocks, the plan is "
             f"{'without' if compiled else 'with'} them; losses would not be bitwise equal: use --set "
             f"model.compile={str(compiled).lower()}"
         )
-    mode = read_record(run.plan).get("recomputation", plan.recomputation)
+    mode = had.get("recomputation", plan.recomputation)
     if plan.compiled and mode != plan.recomputation:
         return (
             f"{folder} was trained with recomputation {mode}, the plan has {plan.recomputation}: with model.compile "

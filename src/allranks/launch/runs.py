@@ -71,14 +71,8 @@ class NullObserver:
 
 
 class GuardedObserver:
-    """Forward to another observer and survive its failures: a malformed event, a closed terminal, a full disk.
-
-    An observer that fails is disabled. `failure` holds the reason, which is also logged once.
-
-    Args:
-        observer: shows the run.
-        log: receives one line about the failure; its own failures are ignored.
-    """
+    """Forward to another observer. One that fails (a closed terminal, a full disk) is disabled and logged once, with
+    `failure` as the reason: whatever shows a run must not end it."""
 
     def __init__(self, observer: Observer, log: Callable[[str], object] | None = None) -> None:
         self._observer, self._log = observer, log
@@ -90,11 +84,9 @@ class GuardedObserver:
             self._guarded(show, run_dir, launch_plan)
 
     def event(self, event: dict[str, Any]) -> None:
-        """Show an event of any rank. Never raises."""
         self._guarded(self._observer.event, event)
 
     def say(self, text: str) -> None:
-        """Show a line. Never raises."""
         self._guarded(self._observer.say, text)
 
     def _guarded(self, show: Callable[..., None], *what: object) -> None:
@@ -102,7 +94,7 @@ class GuardedObserver:
             return
         try:
             show(*what)
-        except Exception as error:  # noqa: BLE001 - whatever shows a run must not end it
+        except Exception as error:  # noqa: BLE001
             self.failure = f"the display failed and was turned off, the run continues: {type(error).__name__}: {error}"
             if self._log is not None:
                 with suppress(Exception):
@@ -127,21 +119,16 @@ class SignalCounts:
 
 @contextmanager
 def count_signals() -> Iterator[SignalCounts]:
-    """Count INT, TERM, HUP and USR1 inside the context, then restore their handlers. Does nothing outside the main
-    thread.
-
-    A signal that the caller ignores (HUP under nohup) stays ignored.
-    """
+    """Count INT, TERM, HUP and USR1 in the main thread; one that the caller ignores (HUP under nohup) stays ignored."""
     counts = SignalCounts()
     if threading.current_thread() is not threading.main_thread():
         yield counts
         return
-    numbers = [
-        number
+    before = {
+        number: signal.signal(number, counts)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
         if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN
-    ]
-    before = {number: signal.signal(number, counts) for number in numbers}
+    }
     try:
         yield counts
     finally:
@@ -173,8 +160,7 @@ def follow(
     interrupted, told = False, ""
     while (code := job.poll()) is None:
         _show_events(tail.new(), observer, slow)
-        news = job.news()
-        if news:
+        if news := job.news():
             observer.say(news)
         now = time.monotonic()
         if (counts.interrupts or counts.stops) and (stop is None or (counts.interrupts and not interrupted)):
@@ -187,9 +173,14 @@ def follow(
                 job.request_stop("interrupted" if interrupted else f"allranks received {counts.first}")
         if stop is not None and killed_at is None:
             expired = stop.expired(now)
-            if (text := _stopping_text(stop, program_grace_s, by_interrupt=interrupted)) != told:
+            text = (
+                stop.text
+                if program_grace_s is None
+                else (f"SIGTERM to every rank; what still runs after {program_grace_s:g} s (script.grace_s) is killed")
+            )
+            if (text := f"{text}{'; Ctrl-C again kills them now' if interrupted else ''}") != told:
                 told = text
-                observer.say(text)
+                observer.say(f"stopping: {text}")
             if expired or counts.interrupts > 1:
                 killed_at = now
                 job.kill()
@@ -198,16 +189,6 @@ def follow(
         time.sleep(POLL_S)
     _show_events(tail.rest(), observer, slow)
     return code
-
-
-def _stopping_text(stop: StopLimit, program_grace_s: float | None, *, by_interrupt: bool) -> str:
-    now = "; Ctrl-C again kills them now" if by_interrupt else ""
-    if program_grace_s is not None:
-        return (
-            f"stopping: SIGTERM to every rank; what still runs after {program_grace_s:g} s (script.grace_s) is "
-            f"killed{now}"
-        )
-    return f"stopping: {stop.text}{now}"
 
 
 def _show_events(events: list[dict[str, Any]], observer: Observer, slow: StragglerDetector) -> None:
@@ -338,7 +319,7 @@ def resume(
         if allow_inexact
         else asked
     )
-    launch_plan = resumption.keep_compilation(run_dir, before, spec, plan_with_model(spec, machine))
+    launch_plan = resumption.keep_compilation(run_dir, spec, plan_with_model(spec, machine))
     facts = checkpoints.read_manifest(run_dir, step)
     resumption.require_resumable(run_dir, before, spec, launch_plan, facts, step, allow_inexact=allow_inexact)
     for note in resumption.resume_notes(before, asked, spec, launch_plan):

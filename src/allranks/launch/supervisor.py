@@ -143,15 +143,12 @@ class SupervisedJob(LaunchedJob):
         self._channel_file.unlink(missing_ok=True)
 
     def end(self) -> JobEnd:
-        """Return how agents and ranks ended."""
         return self._supervisor.result()
 
     def request_stop(self, reason: str) -> None:
-        """Stop the ranks after a checkpoint."""
         self._supervisor.stop(reason)
 
     def kill(self) -> None:
-        """Kill all ranks."""
         self._supervisor.kill("the launcher stopped the ranks")
 
 

@@ -110,13 +110,7 @@ class EvidenceCollector:
         return _redacted(collected)
 
     def _rank(
-        self,
-        rank: int,
-        page: HeartbeatPage,
-        beat: Heartbeat,
-        size: int,
-        cpu_before: float,
-        asked: tuple[float, float],
+        self, rank: int, page: HeartbeatPage, beat: Heartbeat, size: int, cpu_before: float, asked: tuple[float, float]
     ) -> RankEvidence:
         """Return the evidence of a rank. ``asked``: when it was asked, and how long the answer was waited for, in
         seconds."""

@@ -205,10 +205,7 @@ def _sequences(case: HangEvidence) -> HangVerdict | None:
 
 def _called_functions(case: HangEvidence) -> HangVerdict | None:
     """Name ranks that are in another function of torch.distributed than most, where no record shows the calls
-    themselves.
-
-    All ranks must be known to be in one, and none may be ahead of another in its number of calls.
-    """
+    themselves."""
     called = {r.rank: called_collective([str(f) for f in r.stack]) for r in case.ranks.values()}
     numbers = [r.sequences for r in case.ranks.values()]
     if len(called) < MIN_FOR_MAJORITY or not all(called.values()) or any(one != numbers[0] for one in numbers):

@@ -56,7 +56,6 @@ class SlurmJob(LaunchedJob):
         return cls(run, slurm, job)
 
     def poll(self) -> int | None:
-        """Return None while the job is active; then 0 if its driver recorded success."""
         now = self._clock()
         if now - self._looked < POLL_INTERVAL_S:
             return None
@@ -92,7 +91,6 @@ class SlurmJob(LaunchedJob):
             return False
 
     def news(self) -> str | None:
-        """Return what has changed in the queue since the last call, or what the preflight noted, as a message."""
         if not self._examined and self._state.state != "PENDING":
             self._read_preflight()
         if self._notes:
@@ -132,14 +130,12 @@ class SlurmJob(LaunchedJob):
         return None if state.state == "GONE" else f"job {self._job} is {state.state}"
 
     def end_reason(self) -> str:
-        """Return how the job ended according to Slurm."""
         try:
             return self._slurm.end_reason(self._job)
         except EnvironmentNotAble as error:
             return f"unknown ({error})"
 
     def end(self) -> JobEnd | None:
-        """Return how the agents ended, as the driver recorded it."""
         return job_end_of(self._overdue.driver())
 
     def request_stop(self, reason: str) -> None:
@@ -200,14 +196,12 @@ class AllocationJob(LaunchedJob):
         self.label = f"allocation {os.environ['SLURM_JOB_ID']}"
 
     def poll(self) -> int | None:
-        """Return the driver's exit code, or None while it runs."""
         code = self._driver.poll()
         if code is not None:
             self._log.close()
         return code
 
     def news(self) -> str | None:
-        """Return once where the driver runs."""
         told, self._told = self._told, True
         return None if told else f"running in {self.label} on {os.environ.get('SLURM_JOB_NODELIST', '?')}"
 
@@ -227,5 +221,4 @@ class AllocationJob(LaunchedJob):
             os.killpg(self._driver.pid, signal.SIGKILL)
 
     def end(self) -> JobEnd | None:
-        """Return how the agents ended, as the driver recorded it."""
         return job_end_of(read_json(self._run.driver))

@@ -75,7 +75,6 @@ class SlurmLauncher(Launcher):
         return msgspec.structs.replace(facts, partition=variable, partition_gpus=gpus)
 
     def batch_script(self, spec: RunSpec, run: RunDir, plan: Callable[[], LaunchPlan]) -> str | None:
-        """Return the text of ``job.sbatch``."""
         return render_batch_script(spec, plan(), run, sys.executable)
 
     @contextmanager
@@ -106,7 +105,6 @@ class SlurmLauncher(Launcher):
             yield where, [f"no other Slurm answers: {slurm.label} is used"] if slurm.prefix else []
 
     def require_available(self) -> None:
-        """Find a Slurm that answers."""
         self._slurm()
 
     def write_files(self, run: RunDir, spec: RunSpec, plan: LaunchPlan) -> None:
@@ -160,7 +158,6 @@ class SlurmLauncher(Launcher):
             raise refusal(self._slurm(), spec.cluster, str(error)) from None
 
     def has_records(self, run: RunDir) -> bool:
-        """Return whether the run has a job or a record of a driver."""
         return run.job.exists() or run.driver.exists()
 
     def is_running(self, run: RunDir, agents: set[str] | None = None) -> bool:
@@ -201,16 +198,11 @@ class SlurmLauncher(Launcher):
         )
 
     def describe_end(self, run: RunDir, attempt: int, code: int, end_reason: str) -> tuple[str, Path]:
-        """Return how Slurm says that the job ended, and the job's log."""
         return f"the job ended as {end_reason}", run.logs / "slurm.log"
 
 
 def _require_environment(where: TargetNodes, spec: RunSpec) -> None:
-    """Load the environment on the first node as the job will.
-
-    Raises:
-        EnvironmentNotAble: the message of the job.
-    """
+    """Load the environment on the first node as the job will."""
     script = render_environment_test(spec)
     if script is None:
         return

@@ -156,11 +156,7 @@ class StopAndRequeue:
 
     def _leave_to_slurm(self, attempt: int) -> None:
         """End this start of the job if Slurm has requeued it after a node failed: it waits in the queue, and is not
-        over.
-
-        Raises:
-            SystemExit: it was requeued.
-        """
+        over."""
         if self.why == "node_fail" and self.requeued_by_slurm():
             print_log_line(f"{self.reason_text}, and has requeued it")
             self._record.write("requeued", attempt=attempt)
@@ -176,14 +172,7 @@ class StopAndRequeue:
         return [verdict.host for verdict in found if verdict.lost]
 
     def _requeue(self, spec: RunSpec, plan: LaunchPlan, attempt: int, why: str, lost: list[str]) -> str:
-        """Requeue the job and exclude lost nodes.
-
-        Returns:
-            Why the job was not requeued; empty if no requeue was wanted.
-
-        Raises:
-            SystemExit: the job was requeued, and Slurm has told this process to exit.
-        """
+        """Requeue the job without its lost nodes and exit; return why not, empty if no requeue is wanted."""
         if os.environ.get(IN_ALLOCATION) or self._run.cancelled.exists():
             return ""
         limit = spec.cluster.slurm.max_requeues
