@@ -358,15 +358,6 @@ def in_function(name: str, line: int) -> list[StackFrame]:
 SCRIPT: dict[str, Any] = {"phase": "script", "part": "", "step": None, "sequences": {"default_pg": 7}}
 
 
-def test_of_ranks_without_recorded_calls_the_one_in_another_function_is_named() -> None:
-    reduces, gathers = in_function("all_reduce", 42), in_function("all_gather", 43)
-    found = verdict(
-        rank(0, stack=reduces, **SCRIPT), rank(1, stack=gathers, **SCRIPT), rank(2, stack=reduces, **SCRIPT)
-    )
-    assert (named(found), found.kind) == ([1], "collective_mismatch")
-    assert "it called all_gather, other ranks called all_reduce" in found.sentence
-
-
 def test_no_rank_is_named_by_its_function_if_it_may_belong_there() -> None:
     reduces, gathers, sends = (in_function(n, i) for i, n in enumerate(("all_reduce", "all_gather", "send")))
     later = SCRIPT | {"sequences": {"default_pg": 6}}

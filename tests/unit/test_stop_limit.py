@@ -128,7 +128,7 @@ def test_a_job_that_slurm_requeued_after_a_node_failed_is_not_over(tmp_path: Pat
     ending = StopAndRequeue(RunDir(tmp_path), slurm, record, job="7", restart=0, signal_s=120)
     ending.why = "node_fail"
     with pytest.raises(SystemExit) if restarts else nullcontext():
-        ending.requeue_after_end(
+        ending.requeue(
             parse_spec(tiny_spec(Path("rows.json"), Path())), PLAN, 1, JobEnd(), stopped=True, failed=False, hosts=list
         )
     assert states == ["requeued"] * restarts

@@ -7,6 +7,7 @@ full checkpoint as the next attempt.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import signal
@@ -69,19 +70,19 @@ def main() -> None:
     record = DriverRecord(run)
     try:
         code = Driver(run, record).run()
-    except AllranksError as error:
-        print_log_line(str(error))
-        record.write("failed", message=str(error), exit_code=error.exit_code)
-        code = error.exit_code
     except Exception as error:  # noqa: BLE001 - the outermost level of the process
-        traceback.print_exc()
-        text = f"the driver of the job failed on {slurm_node_name()}: {type(error).__name__}: {error}"
-        record.write("failed", message=text, exit_code=EXIT_FAILED)
-        code = EXIT_FAILED
+        code, text = (
+            EXIT_FAILED,
+            f"the driver of the job failed on {slurm_node_name()}: {type(error).__name__}: {error}",
+        )
+        if isinstance(error, AllranksError):
+            code, text = error.exit_code, str(error)
+            print_log_line(text)
+        else:
+            traceback.print_exc()
+        record.write("failed", message=text, exit_code=code)
     record.close()
-    signal.signal(
-        signal.SIGUSR1, signal.SIG_IGN
-    )  # a request that comes now is late, and would end Python's own shutdown
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # one that comes now is late, and would end Python's own shutdown
     sys.exit(code)
 
 
@@ -116,7 +117,13 @@ class Driver:
             self._decide_network(attempt, found)
             if place is not None:
                 write_json(self._run.rendezvous(attempt), msgspec.to_builtins(place))
-                self._show(place)
+                print_log_line(
+                    f"job {self._job} start {self._restart}: rendezvous on node 0, {place.address}, network "
+                    f"{place.network} ({place.reason})"
+                )
+                for p in place.places:
+                    ranks = self._plan.nodes[p.node].ranks
+                    print_log_line(f"node {p.node} = {p.host} {p.interface} {p.address}: ranks {ranks[0]}-{ranks[-1]}")
             with self._staged(found):
                 self._ending.raise_if_stop_requested()
                 code, end = self._start(attempt, place, found)
@@ -135,8 +142,7 @@ class Driver:
         """End or requeue the job before any rank was started."""
         text = f"ended before the ranks were started: {self._ending.reason_text}"
         print_log_line(text)
-        refused = self._ending.requeue_before_start(self._spec, self._plan, attempt)
-        if refused:
+        if refused := self._ending.requeue(self._spec, self._plan, attempt, stopped=True):
             text = f"{text}; {refused}"
         by_slurm = self._ending.why in (*REQUEUE_REASONS, "node_fail")
         self._record.write("failed" if by_slurm else "cancelled", message=text, exit_code=EXIT_FAILED)
@@ -152,18 +158,16 @@ class Driver:
             return given
         try:
             step, problems = checkpoints.newest_checkpoint(self._run)
+            for problem in problems:
+                print_log_line(f"skipped: {problem}")
+            if checkpoints.read_manifest(self._run, step)["mode"] == "full":
+                print_log_line(f"resuming after step {step}")
+                return {"resume_step": step, "inexact": False}
+            why = f"step {step} is a weights-only checkpoint without optimizer state"
         except CheckpointError:
-            print_log_line("no checkpoint yet: training starts from the beginning")
-            return {"resume_step": None, "anew": True}
-        for problem in problems:
-            print_log_line(f"skipped: {problem}")
-        if checkpoints.read_manifest(self._run, step)["mode"] != "full":
-            print_log_line(
-                f"step {step} is a weights-only checkpoint without optimizer state: training starts from the beginning"
-            )
-            return {"resume_step": None, "anew": True}
-        print_log_line(f"resuming after step {step}")
-        return {"resume_step": step, "inexact": False}
+            why = "no checkpoint yet"
+        print_log_line(f"{why}: training starts from the beginning")
+        return {"resume_step": None, "anew": True}
 
     @staticmethod
     def _cpus() -> str:
@@ -303,15 +307,6 @@ class Driver:
         for line in network_policy.policy_lines(policy):
             print_log_line(line)
 
-    def _show(self, place: Rendezvous) -> None:
-        print_log_line(
-            f"job {self._job} start {self._restart}: rendezvous on node 0, {place.address}, network {place.network} "
-            f"({place.reason})"
-        )
-        for p in place.places:
-            ranks = self._plan.nodes[p.node].ranks
-            print_log_line(f"node {p.node} = {p.host} {p.interface} {p.address}: ranks {ranks[0]}-{ranks[-1]}")
-
     def _start(self, attempt: int, place: Rendezvous | None, found: PreflightResult) -> tuple[int, JobEnd]:
         """Start one agent per node and supervise them until all have ended."""
         nodes = len(self._plan.nodes)
@@ -355,8 +350,7 @@ class Driver:
         """Wait for the end of the agents' job step, for a bounded time after all agents have ended or were ordered to
         end."""
         reported: set[int] = set()
-        ended_since: float | None = None
-        ordered_since: float | None = None
+        ended_since = ordered_since = math.inf
         ending = False
         limit = StopLimit(self._run, self._plan, 0.0)
         while (code := step.poll()) is None:
@@ -368,9 +362,9 @@ class Driver:
                     reported.add(lost.node)
                     print_log_line(f"agent of {lost.host}: {lost.why}")
             now = time.monotonic()
-            ended_since = (ended_since or now) if supervisor.all_ended else None
-            ordered_since = (ordered_since or now) if supervisor.orders.end else None
-            if (ended_since and now - ended_since > END_S) or (ordered_since and now - ordered_since > END_LIMIT_S):
+            ended_since = min(ended_since, now) if supervisor.all_ended else math.inf
+            ordered_since = min(ordered_since, now) if supervisor.orders.end else math.inf
+            if now - ended_since > END_S or now - ordered_since > END_LIMIT_S:
                 if not ending:
                     print_log_line("the agents have ended, but their job step has not; cancelling it")
                 ending = True
@@ -391,7 +385,7 @@ class Driver:
             print_log_line(f"SIGTERM to the ranks: {self._ending.reason_text}")
         if self._ending.why and not end.stopped:
             end = msgspec.structs.replace(end, stopped=self._ending.reason_text)
-        refused = self._ending.requeue_after_end(
+        refused = self._ending.requeue(
             self._spec,
             self._plan,
             attempt,

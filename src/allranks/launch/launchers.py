@@ -62,30 +62,19 @@ class Launcher(ABC):
         return machine_facts()
 
     def batch_script(self, spec: RunSpec, run: RunDir, plan: Callable[[], LaunchPlan]) -> str | None:
-        """Return what would be handed to a scheduler, or None.
-
-        Args:
-            plan: makes the plan; called only where there is a script.
-        """
+        """Return what would be handed to a scheduler, or None; `plan` is called only where there is a script."""
         return None
 
     def node_commands(self, spec: RunSpec, run: RunDir, plan: Callable[[], LaunchPlan]) -> list[str] | None:
-        """Return the commands that users start, one per node; None for launchers that start the nodes themselves.
-
-        Args:
-            plan: makes the plan; called only where there are commands.
-        """
+        """Return the commands that users start, one per node; None for launchers that start the nodes themselves."""
         return None
 
     @contextmanager
     def nodes_to_examine(
         self, spec: RunSpec, *, wait_s: float, say: Callable[[str], None]
     ) -> Iterator[tuple[TargetNodes, list[str]]]:
-        """Hold the nodes that ``doctor`` examines, and give them with notes for the reader; by default this machine.
-
-        Args:
-            wait_s: how long to wait until nodes are free.
-        """
+        """Hold the nodes that ``doctor`` examines, for which it waits up to `wait_s`, and give them with notes for the
+        reader; by default this machine."""
         from allranks.nodes.preflight.runner import TargetNodes
 
         yield TargetNodes(), []
@@ -97,12 +86,8 @@ class Launcher(ABC):
         """Write the files that this launcher reads from the run folder, besides spec and plan."""
 
     def prepare(self, run: RunDir, spec: RunSpec) -> list[str]:
-        """Do what takes long, and find out whether a scheduler would refuse the job; called once, before the first
-        start.
-
-        Returns:
-            Notes for the user.
-        """
+        """Do what takes long before the first start, find out whether a scheduler would refuse the job, and return notes
+        for the user."""
         return []
 
     # While it runs
@@ -112,12 +97,8 @@ class Launcher(ABC):
         return False
 
     def is_running(self, run: RunDir, agents: set[str] | None = None) -> bool:
-        """Return whether the run is alive, as far as this machine can tell; by default whether it has an agent on this
-        machine.
-
-        Args:
-            agents: the result of `local_agents`, if the caller queries many runs.
-        """
+        """Return whether the run is alive, as far as this machine can tell; by default whether it has an agent here.
+        `agents` is the result of `local_agents`, if the caller queries many runs."""
         return str(run.root) in (local_agents() if agents is None else agents)
 
     def cancel(self, run: RunDir, *, now: bool) -> str:
@@ -158,20 +139,12 @@ class Launcher(ABC):
     # After the end
 
     def describe_lost_driver(self, run: RunDir, end_reason: str) -> str:
-        """Describe a driver that did not record its end; empty if it did, or if there is none.
-
-        Args:
-            end_reason: the end of the job as the scheduler reports it.
-        """
+        """Describe a driver that did not record its end, from how the scheduler says that the job ended; else empty."""
         return ""
 
     def describe_end(self, run: RunDir, attempt: int, code: int, end_reason: str) -> tuple[str, Path]:
-        """Return a description of the job's end and the log with details, for an end without another explanation.
-
-        Args:
-            code: the exit code of the job.
-            end_reason: the end of the job as the scheduler reports it.
-        """
+        """Return a description of the job's end and the log with details, for an end without another explanation, from
+        its exit code and how the scheduler says that it ended."""
         logs = run.logs_of(attempt)
         return f"the agent ended with exit code {code}", next(iter(logs.glob("*.agent.log")), logs)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -52,8 +53,7 @@ class LocalJob(SupervisedJob):
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        self._stopped_since: float | None = None
-        self._ended_since: float | None = None
+        self._stopped_since = self._ended_since = math.inf
         self._orphans: StopLimit | None = None
         self._lost = ""
         self.label = f"agent pid {self._process.pid}"
@@ -61,7 +61,7 @@ class LocalJob(SupervisedJob):
     def poll(self) -> int | None:
         code = self._process.poll()
         if code is None:
-            self._end_stopped_agent()
+            self._end_hanging_agent()
             return None
         if code < 0:
             if not self._orphans_have_ended():
@@ -90,24 +90,18 @@ class LocalJob(SupervisedJob):
                     process.kill()
         return not left
 
-    def _end_stopped_agent(self) -> None:
+    def _end_hanging_agent(self) -> None:
         """Kill an agent that a signal has stopped, or that does not exit after it reported the end of its ranks."""
-        now = time.monotonic()
-        stopped = False
+        now, stopped = time.monotonic(), False
         with suppress(psutil.Error):  # by a signal or a debugger
             status = psutil.Process(self._process.pid).status()
             stopped = status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-        self._stopped_since = (self._stopped_since or now) if stopped else None
-        ended = self._supervisor.all_ended
-        self._ended_since = (self._ended_since or now) if ended else None
-        too_long = (self._stopped_since is not None and now - self._stopped_since > STOPPED_S) or (
-            self._ended_since is not None and now - self._ended_since > ENDED_S
-        )
-        if not too_long:
-            return
-        if not ended:
+        self._stopped_since = min(self._stopped_since, now) if stopped else math.inf
+        self._ended_since = min(self._ended_since, now) if self._supervisor.all_ended else math.inf
+        if self._ended_since == math.inf and now - self._stopped_since > STOPPED_S:
             self._lost = f"was stopped by a signal (SIGSTOP or SIGTSTP) for {STOPPED_S:.0f} s, and was killed"
-        self._process.kill()  # the kernel then asks its ranks for a checkpoint
+        if self._lost or now - self._ended_since > ENDED_S:
+            self._process.kill()  # the kernel then asks its ranks for a checkpoint
 
     def kill(self) -> None:
         super().kill()

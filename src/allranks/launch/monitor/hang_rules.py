@@ -1,20 +1,14 @@
 """Find the stalled rank from the evidence of all nodes, describe the hang in one paragraph, and write hang.json.
 
 The driver does this after an alarm. The rules run from the strongest to the weakest evidence, and the first one that
-names a rank decides: a process that cannot run; a network that is down; the collectives called (a rank that never
-joined, or called another one); a node that does not answer; a blocked interpreter; the progress of each rank; the
-position of its stack.
-
-A new rule is a function and an entry in the list of rules. A rule names a rank only for what was observed: if a rank's
-heartbeat, stack, calls or step is missing, the rule ignores that rank, because the reason is unknown. Only a complete
-node that does not answer is named for its silence, after all other rules about observations.
+names a rank decides. A rule names a rank only for what was observed: if a rank's heartbeat, stack, calls or step is
+missing, the rule ignores that rank. Only a complete node that does not answer is named for its silence.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
@@ -23,7 +17,6 @@ from allranks.analysis.flight_recorder import CollectiveCall, OpenCollective, de
 from allranks.analysis.stacks import (
     ACTIVITY_FRAMES,
     blocking_location,
-    called_collective,
     is_build_lock_stack,
     is_checkpoint_frame,
     is_collective_stack,
@@ -40,7 +33,6 @@ from allranks.utils.text import format_list
 
 MAX_LISTED = 8
 UNKNOWN = "unknown"
-MIN_FOR_MAJORITY = 3  # of two ranks that differ, neither is the odd one
 BUSY_CPU_SHARE = 0.8  # of a core
 
 
@@ -203,21 +195,6 @@ def _sequences(case: HangEvidence) -> HangVerdict | None:
     return None
 
 
-def _called_functions(case: HangEvidence) -> HangVerdict | None:
-    """Name ranks that are in another function of torch.distributed than most, where no record shows the calls
-    themselves."""
-    called = {r.rank: called_collective([str(f) for f in r.stack]) for r in case.ranks.values()}
-    numbers = [r.sequences for r in case.ranks.values()]
-    if len(called) < MIN_FOR_MAJORITY or not all(called.values()) or any(one != numbers[0] for one in numbers):
-        return None
-    ((usual, count), *others) = Counter(called.values()).most_common()
-    if not others or count * 2 <= len(called):
-        return None
-    odd = sorted(rank for rank, name in called.items() if name != usual)
-    stalled = ((case.ranks[r], f"it called {called[r]}, other ranks called {usual}") for r in odd)
-    return case.verdict("collective_mismatch", stalled, cause="order")
-
-
 def _mismatch(case: HangEvidence, call: OpenCollective[CollectiveCall]) -> HangVerdict:
     odd = call.rarest
     if len(odd) == len(call.calls):  # equal numbers: the ranks that are less far called the wrong one
@@ -316,7 +293,7 @@ def _ended(case: HangEvidence) -> HangVerdict | None:
 
 
 RULES: tuple[Callable[[HangEvidence], HangVerdict | None], ...] = (
-    _not_runnable, _network, _calls, _unreachable_node, _blocked_interpreter, _behind, _sequences, _called_functions,
+    _not_runnable, _network, _calls, _unreachable_node, _blocked_interpreter, _behind, _sequences,
     _not_in_collective, _first_silent, _ended,
 )  # fmt: skip
 

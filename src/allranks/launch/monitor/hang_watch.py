@@ -2,21 +2,10 @@
 
 Training steps use the limit of the spec. Long phases (joining, data, model, first step, evaluation, checkpoints) may
 take almost ``cluster.timeout_s``, after which the collective in which the other ranks wait would end them and the
-evidence. On GPUs the CPU time of a rank's own process proves nothing in these phases: a thread that waits for the GPU
-uses a whole core.
+evidence. A user's own program has no phases (`ScriptSilence`). docs/hangs.md has the rules.
 
-A user's own program has no phases (`ScriptSilence`). Progress is a line in a log, a new collective or a call of
-``allranks.report``. Silence alone proves nothing: a rank may evaluate, compile or prepare data. Therefore two limits
-apply:
-
-- the shorter one if no rank works: each of them is in a collective, or idle (no CPU time, no reads or writes) with the
-  stack that it had when its silence began;
-- the longer one if a rank works, and others wait in a collective: an endless loop cannot be told from a long
-  computation.
-
-The agent sends alarm and evidence to the driver over the control channel; the driver decides
-(`allranks.launch.monitor.hang_rules`). The evidence is also saved in the run folder, for nodes that the driver cannot
-reach.
+The agent sends alarm and evidence to the driver; the driver decides (`allranks.launch.monitor.hang_rules`). The evidence
+is also saved in the run folder, for nodes that the driver cannot reach.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class DriverRecord(threading.Thread):
 
 
 class DriverLiveness:
-    """Check the driver's last record and how long it has not changed. Each check reads one file."""
+    """Check the driver's last record and how long it has not changed."""
 
     def __init__(self, run: RunDir, job: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._run, self._job, self._clock = run, job, clock
@@ -101,23 +101,14 @@ class DriverLiveness:
         self._since = clock()
 
     def look(self, state: str) -> str:
-        """Return a condition that has lasted too long; empty if there is none.
+        """Return a condition that has lasted too long while the job had this state in squeue; empty if there is none.
 
-        Args:
-            state: the job's state in squeue.
-
-        Returns:
-            `ENDED`: the driver has recorded the end, `SILENT`: it has recorded nothing for too long while the job runs,
-            `CLEANING`: Slurm waits only for nodes.
+        `ENDED`: the driver has recorded the end, `SILENT`: it records nothing although the job runs, `CLEANING`: Slurm
+        waits only for nodes.
         """
         driver = self.driver()
-        seen = (
-            liveness_problem(self._run, driver, state),
-            state,
-            driver.get("restart"),
-            driver.get("beat"),
-            driver.get("state"),
-        )
+        record = (driver.get("restart"), driver.get("beat"), driver.get("state"))
+        seen = (liveness_problem(self._run, driver, state), state, *record)
         if seen != self._seen:
             self._seen, self._since = seen, self._clock()
         sign = str(seen[0])
@@ -149,7 +140,7 @@ SLURMD_PORT = 6818
 
 
 class NodeLoss(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a node check. ``lost``: True or False by evidence, None if unknown; ``text`` names the evidence."""
+    """Result of a node check. ``lost`` is None if unknown; ``text`` names the evidence."""
 
     host: str
     lost: bool | None
@@ -262,19 +253,17 @@ def _write_driver_record(run: RunDir, driver: Mapping[str, Any]) -> None:
 
 def _describe_loss(sign: str, run: RunDir, slurm: Slurm, job: str, driver: Mapping[str, Any], node: NodeLoss) -> str:
     host = driver.get("host", "?")
-    ranks = load_plan(run).nodes[0].ranks
-    few = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
-    state = slurm.node_state(str(host))
     if sign == SILENT and node.lost is False:
         return (
             f"the driver of job {job} on {host} recorded nothing for too long: its process is stopped or gets no CPU "
             f"time ({node.text}). Job {job} was cancelled"
         )
+    ranks = load_plan(run).nodes[0].ranks
+    few = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
     what = "has recorded nothing for too long" if sign == SILENT else "has finished, but Slurm has not noticed"
-    mute = ", that is, it does not answer" if state.endswith("*") else ""
     return (
         f"{host}, the job's first node, where its script and {few} ran, {what}: Slurm reports the node as "
-        f"{state}{mute} ({node.text}). Job {job} was cancelled"
+        f"{slurm.node_state(str(host))} ({node.text}). Job {job} was cancelled"
     )
 
 

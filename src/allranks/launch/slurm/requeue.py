@@ -106,36 +106,23 @@ class StopAndRequeue:
         }
         return known.get(self.why, "a signal requested the end, and Slurm reports no time limit or preemption")
 
-    def requeue_before_start(self, spec: RunSpec, plan: LaunchPlan, attempt: int) -> str:
-        """Requeue a job that was asked to end before any rank was started, if the reason allows it.
-
-        Returns:
-            Why it was not requeued; empty where it is not wanted.
-
-        Raises:
-            SystemExit: as `_requeue`.
-        """
-        self._leave_to_slurm(attempt)
-        if self.why not in REQUEUE_REASONS:
-            return ""
-        return self._requeue(spec, plan, attempt, REQUEUE_REASONS[self.why], [])
-
-    def requeue_after_end(
+    def requeue(
         self,
         spec: RunSpec,
         plan: LaunchPlan,
         attempt: int,
-        end: JobEnd,
+        end: JobEnd | None = None,
         *,
         stopped: bool,
-        failed: bool,
-        hosts: Callable[[], list[str]],
+        failed: bool = False,
+        hosts: Callable[[], list[str]] = list,
     ) -> str:
-        """Requeue a job whose ranks were stopped for a reason that passes, or that lost nodes.
+        """Requeue a job that is to end for a reason that passes, or that lost nodes.
 
         Args:
             spec: of this start of the job; it may exclude more nodes than the user did.
-            stopped: whether the ranks wrote a checkpoint and ended as they were asked to.
+            end: how the agents ended; None if they were not started.
+            stopped: whether the ranks wrote a checkpoint and ended as they were asked to, or were not started.
             failed: whether the step of the agents failed.
             hosts: returns the nodes of the job, in order; called only where agents were lost.
 
@@ -143,9 +130,10 @@ class StopAndRequeue:
             Why it was not requeued; empty where it is not wanted.
 
         Raises:
-            SystemExit: as `_requeue`.
+            SystemExit: the job was requeued, and Slurm has told this process to exit.
         """
         self._leave_to_slurm(attempt)
+        end = end or JobEnd()
         lost = self._lost_nodes(end, hosts) if failed and not self.why else []
         unstarted = end.terminated and not end.ends
         # A preempted training whose ranks could not save may start again; a user's own program decides itself.
@@ -177,7 +165,7 @@ class StopAndRequeue:
             return ""
         limit = spec.cluster.slurm.max_requeues
         if self._restart >= limit:
-            return self._not_requeued(f"cluster.slurm.max_requeues ({limit}) is reached" if limit else "")
+            return self._not_requeued(f"cluster.slurm.max_requeues ({limit}) is reached") if limit else ""
         excluded = [*spec.cluster.slurm.exclude, *lost]
         if lost and not self._enough_nodes_without(excluded, spec.cluster.slurm.partition, len(plan.nodes)):
             return self._not_requeued(
@@ -206,8 +194,6 @@ class StopAndRequeue:
 
     @staticmethod
     def _not_requeued(why: str) -> str:
-        if not why:
-            return ""
         text = f"the job was not requeued: {why}"
         print_log_line(text)
         return text
