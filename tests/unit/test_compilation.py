@@ -110,7 +110,6 @@ def test_a_resume_keeps_what_the_run_did(
     run = RunDir(tmp_path)
     write_json(run.plan, plan)
     write_json(run.metrics, metrics)
-    was = parse_spec(LONG)
     for steps in (10, 100000):  # auto alone would decide otherwise
         spec = parse_spec(LONG, [f"train.max_steps={steps}"])
         kept = keep_compilation(run, spec, make_plan(spec, H100))

@@ -272,9 +272,7 @@ class ChannelClient(threading.Thread):
         self._evidence: NodeEvidence | None = None
         self._orders = Orders()
         self._closed = threading.Event()
-        self._wake_r, self._wake_w = os.pipe()
-        os.set_blocking(self._wake_r, False)
-        os.set_blocking(self._wake_w, False)
+        self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._silent_s = 0.0
         self._looked_at = time.monotonic()
         self.why = "no connection was ever made"
@@ -299,11 +297,7 @@ class ChannelClient(threading.Thread):
         return f"{self._endpoint.address}:{self._endpoint.port}"
 
     def publish(self, report: AgentReport, *, at_once: bool = True) -> None:
-        """Replace the reported state.
-
-        Args:
-            at_once: send it now; otherwise with the next regular report.
-        """
+        """Replace the reported state, and send it at once or with the next regular report."""
         with self._lock:
             if report == self._report:
                 return
@@ -406,16 +400,12 @@ def authenticate(sock: socket.socket, endpoint: Endpoint) -> tuple[FrameWriter, 
 
 
 def send_message(sock: socket.socket, sealer: FrameWriter, message: FromAgent) -> None:
-    """Send one message; bounded by the socket's timeout."""
+    """Send one message, bounded by the socket's timeout."""
     sock.sendall(sealer.seal(msgspec.json.encode(message)))
 
 
 def receive_messages(sock: socket.socket, opener: FrameReader) -> list[Orders | Acknowledgement]:
-    """Return the messages that have arrived.
-
-    Raises:
-        ConnectionError: the driver closed the connection.
-    """
+    """Return the messages that have arrived; raise `ConnectionError` if the driver closed the connection."""
     data = sock.recv(1 << 16)
     if not data:
         raise ConnectionError("the driver closed the connection")
@@ -431,11 +421,8 @@ def send_request(endpoint: Endpoint, order: str, reason: str, timeout_s: float =
     with socket.create_connection((endpoint.address, endpoint.port), timeout=timeout_s) as sock:
         sealer, opener = authenticate(sock, endpoint)
         send_message(sock, sealer, OrderRequest(order=order, reason=reason))
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            if any(isinstance(m, Acknowledgement) and m.what == "request" for m in receive_messages(sock, opener)):
-                return
-        raise ChannelError("the driver did not confirm the request")
+        while not receive_messages(sock, opener):  # only the confirmation is sent to a peer that has not reported
+            pass
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes:

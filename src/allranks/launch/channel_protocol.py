@@ -46,11 +46,7 @@ def new_challenge() -> bytes:
 
 
 def answer_challenge(token: str, sent: bytes) -> bytes:
-    """Return the client's answer to a challenge.
-
-    Raises:
-        ChannelError: the peer is not a server of this protocol.
-    """
+    """Return the client's answer to a challenge; raise `ChannelError` if it is not one of this protocol."""
     if not sent.startswith(MAGIC) or len(sent) != CHALLENGE_BYTES:
         raise ChannelError("the peer is not a control channel of allranks")
     nonce = secrets.token_bytes(NONCE_BYTES)
@@ -58,10 +54,7 @@ def answer_challenge(token: str, sent: bytes) -> bytes:
 
 
 def verify_answer(token: str, sent: bytes, answered: bytes) -> bytes:
-    """Check a client's answer on the server.
-
-    Returns:
-        The server's own proof, which completes the handshake.
+    """Check a client's answer on the server, and return the server's own proof, which completes the handshake.
 
     Raises:
         ChannelError: the client does not know the token.
@@ -73,11 +66,7 @@ def verify_answer(token: str, sent: bytes, answered: bytes) -> bytes:
 
 
 def verify_server(token: str, sent: bytes, answered: bytes, proof: bytes) -> None:
-    """Check the server's proof on the client.
-
-    Raises:
-        ChannelError: the server does not know the token; it belongs to another run.
-    """
+    """Raise `ChannelError` on the client if the server does not know the token: it belongs to another run."""
     if not hmac.compare_digest(proof, _proof(token, b"server", sent, answered[:NONCE_BYTES])):
         raise ChannelError("the server does not know the token of this run")
 
@@ -100,11 +89,7 @@ class FrameWriter:
         self._key, self._count = key, 0
 
     def seal(self, content: bytes) -> bytes:
-        """Return one frame.
-
-        Raises:
-            ChannelError: the content is larger than `MAX_FRAME_BYTES`.
-        """
+        """Return one frame; raise `ChannelError` if the content is larger than `MAX_FRAME_BYTES`."""
         if len(content) > MAX_FRAME_BYTES:
             raise ChannelError(f"a message of {len(content)} bytes is larger than {MAX_FRAME_BYTES}")
         mac = _frame_mac(self._key, self._count, content)
@@ -119,11 +104,7 @@ class FrameReader:
         self._key, self._count, self._buffer = key, 0, bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the messages that are now complete.
-
-        Raises:
-            ChannelError: a frame is too large, or its HMAC is wrong.
-        """
+        """Return the messages that are now complete; raise `ChannelError` for a frame too large or with a wrong HMAC."""
         self._buffer += data
         found = []
         while len(self._buffer) >= HEADER_BYTES:

@@ -69,14 +69,7 @@ class RankProcesses:
         self._oom_kills = oom_kills()
 
     def start(self, run: RunDir, attempt: int, environments: Mapping[int, Mapping[str, str]]) -> None:
-        """Start every rank.
-
-        Args:
-            environments: by rank, variables added to this process's environment.
-
-        Raises:
-            OSError: a process could not be started; earlier ones are running.
-        """
+        """Start every rank, with variables added to this process's environment; raise `OSError` if one cannot start."""
         command = [sys.executable, "-u", "-m", "allranks.launch.rank", str(run.root), str(attempt)]
         for rank, more in environments.items():
             self._run_id = more[RUN_ID_VARIABLE]

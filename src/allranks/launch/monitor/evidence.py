@@ -21,6 +21,8 @@ from allranks.analysis.flight_recorder import CollectiveCall, read_flight_record
 from allranks.analysis.stacks import main_thread_frames
 from allranks.launch.monitor import procfs
 from allranks.launch.monitor.records import NodeEvidence, RankEvidence
+from allranks.launch.process_guard import send_signal
+from allranks.launch.rank_processes import has_signal_handler
 from allranks.rundir.files import make_folder, write_text_atomic
 from allranks.rundir.heartbeat import DUMP_SIGNAL, Heartbeat, HeartbeatPage
 from allranks.rundir.paths import RunDir
@@ -33,26 +35,15 @@ WATCHDOG_DUMP = "watchdog.rank"
 
 
 def flight_recorder_environment(device: str, folder: Path) -> dict[str, str]:
-    """Return the flight recorder's variables for a rank; values set by the user take precedence.
-
-    Args:
-        device: ``cuda`` or ``cpu``.
-        folder: folder for dumps.
-    """
-    new = _torch_version() >= FIRST_WITH_FR_NAMES
-    found = {} if new else {"TORCH_FR_BUFFER_SIZE": BUFFER_SIZE, "TORCH_NCCL_TRACE_BUFFER_SIZE": BUFFER_SIZE}
-    if device == "cuda":
-        name = "TORCH_FR_DUMP_TEMP_FILE" if new else "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
-        found[name] = str(folder / WATCHDOG_DUMP)
-    return found
-
-
-def _torch_version() -> tuple[int, ...]:
+    """Return the flight recorder's variables for a rank that computes on ``cuda`` or ``cpu``; dumps go to `folder`."""
     try:
-        parts = version("torch").split(".")[:2]
-    except PackageNotFoundError:
-        return (0, 0)
-    return tuple(int("".join(c for c in part if c.isdigit()) or 0) for part in parts)
+        major, minor = version("torch").split(".")[:2]
+        new = (int(major), int(minor)) >= FIRST_WITH_FR_NAMES
+    except (PackageNotFoundError, ValueError):
+        new = False
+    variables = {} if new else {"TORCH_FR_BUFFER_SIZE": BUFFER_SIZE, "TORCH_NCCL_TRACE_BUFFER_SIZE": BUFFER_SIZE}
+    dump = {"TORCH_FR_DUMP_TEMP_FILE" if new else "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(folder / WATCHDOG_DUMP)}
+    return {**variables, **(dump if device == "cuda" else {})}
 
 
 ANSWER_S = 3.0  # for the dump of a stack and of the flight recorder
@@ -81,8 +72,8 @@ class EvidenceCollector:
         before = {rank: procfs.work_of(beat.pid).cpu_s for rank, beat in beats.items()}
         for rank, page in pages.items():
             page.ask()
-            if rank in beats:
-                _request_stack_dump(beats[rank].pid)
+            if rank in beats and has_signal_handler(beats[rank].pid, DUMP_SIGNAL):
+                send_signal(beats[rank].pid, DUMP_SIGNAL)
         meets = self._meets()
         _wait_for_answers(pages, sizes, {rank: beat.pid for rank, beat in beats.items()})
         waited = time.monotonic() - began
@@ -112,18 +103,15 @@ class EvidenceCollector:
     def _rank(
         self, rank: int, page: HeartbeatPage, beat: Heartbeat, size: int, cpu_before: float, asked: tuple[float, float]
     ) -> RankEvidence:
-        """Return the evidence of a rank. ``asked``: when it was asked, and how long the answer was waited for, in
-        seconds."""
+        """Return the evidence of a rank. ``asked``: when, and how long the answer was waited for, in seconds."""
         at, waited = asked  # silence counts up to the request, since the answer itself may take long
         text = page.stack_text(STACK_BYTES + size)[size:]
-        frames = main_thread_frames(text)
-        state = procfs.state_of(beat.pid)
         self._keep(rank, text)
         calls, no_calls = self._calls(rank, page)
         return RankEvidence(
             rank=rank,
             pid=beat.pid,
-            state=state,
+            state=procfs.state_of(beat.pid),
             phase=beat.phase,
             part=beat.part,
             step=beat.step,
@@ -135,7 +123,7 @@ class EvidenceCollector:
             wait_channel=procfs.wait_channel(beat.pid),
             kernel_stack=procfs.kernel_stack(beat.pid),
             cpu_share=round((procfs.work_of(beat.pid).cpu_s - cpu_before) / max(waited, 0.01), 2),
-            stack=frames,
+            stack=main_thread_frames(text),
             calls=calls,
             no_calls=no_calls,
         )
@@ -172,22 +160,9 @@ class EvidenceCollector:
             return False
 
 
-def _request_stack_dump(pid: int) -> None:
-    from allranks.launch.rank_processes import has_signal_handler
-
-    if has_signal_handler(pid, DUMP_SIGNAL):
-        try:
-            os.kill(pid, DUMP_SIGNAL)
-        except OSError:
-            return
-
-
 def _wait_for_answers(pages: Mapping[int, HeartbeatPage], sizes: Mapping[int, int], pids: Mapping[int, int]) -> None:
-    """Wait until all ranks have answered and written the stack of their main thread, which is the last one of a dump.
-
-    Wait at most `ANSWER_S`; up to `BUSY_ANSWER_S` while a rank that has not answered computes, as on an overloaded
-    node.
-    """
+    """Wait up to `ANSWER_S` until all ranks have answered and written the stack of their main thread, the last one of a
+    dump; up to `BUSY_ANSWER_S` while a rank that has not answered computes, as on an overloaded node."""
     began = time.monotonic()
     cpu_s: dict[int, float] = {}
     while (waited := time.monotonic() - began) < BUSY_ANSWER_S:
@@ -203,11 +178,7 @@ def _wait_for_answers(pages: Mapping[int, HeartbeatPage], sizes: Mapping[int, in
 
 
 def save_evidence(path: Path, found: NodeEvidence) -> None:
-    """Write the evidence to the run folder.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write the evidence to the run folder; raise `OSError` if that fails."""
     make_folder(path.parent)
     write_text_atomic(path, msgspec.json.format(msgspec.json.encode(found)).decode())
 

@@ -114,6 +114,7 @@ class GpuProbe:
     def _one(self, index: int, handle: Any) -> dict[str, Any]:
         nvml = self._nvml
         assert nvml is not None
+        pcie = nvml.nvmlDeviceGetPcieThroughput
         row: dict[str, Any] = {"index": index}
         readings = {
             "utilisation_percent": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
@@ -121,12 +122,8 @@ class GpuProbe:
             "memory_total_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total,
             "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
             "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-            "pcie_sent_bytes_per_s": lambda: (
-                1024 * nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_TX_BYTES)
-            ),
-            "pcie_received_bytes_per_s": lambda: (
-                1024 * nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_RX_BYTES)
-            ),
+            "pcie_sent_bytes_per_s": lambda: 1024 * pcie(handle, nvml.NVML_PCIE_UTIL_TX_BYTES),
+            "pcie_received_bytes_per_s": lambda: 1024 * pcie(handle, nvml.NVML_PCIE_UTIL_RX_BYTES),
         }
         for name, read in readings.items():
             try:
