@@ -59,12 +59,6 @@ def test_what_comes_between_steps_is_left_out(tmp_path: Path) -> None:
     assert len(written(tmp_path)) == 2
 
 
-def test_a_sample_that_takes_long_is_rare() -> None:
-    now = time.monotonic()
-    assert step_metrics._next_time(now - 0.1, 0.5) - now >= 0.1 / step_metrics.MAX_COST
-    assert step_metrics._next_time(time.monotonic(), 0.5) - now >= 0.5
-
-
 def test_time_without_a_core_while_waiting_for_others_is_no_part_of_own_work(monkeypatch: pytest.MonkeyPatch) -> None:
     class Clock:
         seconds = 1.0

@@ -93,13 +93,12 @@ class Evaluator:
         lengths = np.diff(self._tokens.offsets)
         ordered = np.argsort(lengths, kind="stable").astype(np.int64)
         mine = ordered[self._world.rank :: self._world.size]
-        rounds = math.ceil(math.ceil(len(ordered) / self._world.size) / self._size)
-        spare = ordered[:1]
-        for i in range(rounds):
-            part = mine[i * self._size : (i + 1) * self._size]
-            yield (part, True) if len(part) else (spare, False)
+        for start in range(0, math.ceil(len(ordered) / self._world.size), self._size):
+            part = mine[start : start + self._size]
+            yield (part, True) if len(part) else (ordered[:1], False)
 
     def _score(self, rows: Rows) -> torch.Tensor:
+        """Return loss sum, targets, correct answers and rows of a batch, (4,) in float64."""
         if self._classifier:
             batch = collate_labelled(self._tokens, rows, self._pad_id).to(self._world.device)
             logits = self._model.label_logits(batch)
@@ -108,8 +107,7 @@ class Evaluator:
             return torch.stack([loss, loss.new_tensor(len(rows)), right.double(), loss.new_tensor(len(rows))])
         batch = collate(self._tokens, rows, self._pad_id, None).to(self._world.device)
         loss = self._model.token_losses(batch).double().sum()
-        targets = loss.new_tensor(batch.tokens_trained)
-        return torch.stack([loss, targets, torch.zeros_like(loss), loss.new_tensor(len(rows))])
+        return torch.stack([loss, *loss.new_tensor([batch.tokens_trained, 0, len(rows)])])
 
 
 @contextmanager
@@ -139,7 +137,7 @@ def sample_answers(
     questions: list[dict[str, str]],
     samples: int,
     *,
-    forward_has_collectives: bool = False,
+    lockstep: bool = False,
 ) -> SampleAnswers:
     """Generate greedy answers to held-out questions, divided among the ranks. Collective; rank 0 gets the samples.
 
@@ -152,35 +150,24 @@ def sample_answers(
     longest = max((len(tokenizer(q["answer"], add_special_tokens=False)["input_ids"]) for q in asked), default=0)
     limit = min(SAMPLE_TOKENS, longest + 4)
     mine = asked[world.rank :: world.size]
-    rounds = math.ceil(math.ceil(len(asked) / world.size) / BATCH)
     replies: list[str] = []
-    for i in range(rounds):
-        part = mine[i * BATCH : (i + 1) * BATCH]
-        if part or forward_has_collectives:
-            added = generate_replies(
-                model,
-                tokenizer,
-                [question["prompt"] for question in part or asked[:1]],
-                limit,
-                world.device,
-                forward_has_collectives=forward_has_collectives,
-            )
+    for start in range(0, math.ceil(len(asked) / world.size), BATCH):
+        part = mine[start : start + BATCH]
+        if part or lockstep:
+            prompts = [question["prompt"] for question in part or asked[:1]]
+            added = generate_replies(model, tokenizer, prompts, limit, world.device, lockstep=lockstep)
             replies += tokenizer.batch_decode(added[: len(part)], skip_special_tokens=True)
     gathered: list[Any] = [None] * world.size
     dist.all_gather_object(gathered, replies, group=world.control)
     ordered = [gathered[i % world.size][i // world.size] for i in range(len(asked))]
-    right = sum(reply.strip() == q["answer"].strip() for reply, q in zip(ordered, asked, strict=True))
-    shown: list[dict[str, Any]] = [
-        {
-            "prompt": q["prompt"],
-            "expected": q["answer"],
-            "reply": r,
-            "right": check and r.strip() == q["answer"].strip(),
-        }
-        for q, r in list(zip(asked, ordered, strict=True))[:samples]
-    ]
+    right = [reply.strip() == q["answer"].strip() for reply, q in zip(ordered, asked, strict=True)]
     return SampleAnswers(
-        exact_match=right / len(asked) if check and asked else None, checked=len(asked) if check else 0, samples=shown
+        exact_match=sum(right) / len(asked) if check else None,
+        checked=len(asked) if check else 0,
+        samples=[
+            {"prompt": q["prompt"], "expected": q["answer"], "reply": reply, "right": check and equal}
+            for q, reply, equal in list(zip(asked, ordered, right, strict=True))[:samples]
+        ],
     )
 
 
@@ -193,34 +180,32 @@ def generate_replies(
     *,
     temperature: float = 0.0,
     seed: int = 0,
-    forward_has_collectives: bool = False,
+    lockstep: bool = False,
 ) -> list[list[int]]:
     """Return the tokens that the model adds to each prompt, up to the first of `end_tokens`.
 
     Args:
         limit: the largest number of tokens.
         temperature: 0 takes the most probable token; otherwise each is drawn from `seed`, from all tokens.
-        forward_has_collectives: all ranks make the same number of forward passes.
+        lockstep: all ranks make the same number of forward passes.
     """
     encoded = [encode_prompt(tokenizer, prompt) for prompt in prompts]
     width = max(len(ids) for ids in encoded)
     pad, ends = tokenizer.pad_token_id, end_tokens(model, tokenizer)
-    ids = torch.tensor([[pad] * (width - len(e)) + e for e in encoded], device=device)
-    mask = torch.tensor([[0] * (width - len(e)) + [1] * len(e) for e in encoded], device=device)
-    how: dict[str, Any] = {"do_sample": False}
+    sampling: dict[str, Any] = {"do_sample": False}
     if temperature > 0:
         torch.manual_seed(seed)
-        how = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     with evaluating(model), torch.no_grad():
         out = model.generate(  # type: ignore[operator]
-            input_ids=ids,
-            attention_mask=mask,
+            input_ids=torch.tensor([[pad] * (width - len(e)) + e for e in encoded], device=device),
+            attention_mask=torch.tensor([[0] * (width - len(e)) + [1] * len(e) for e in encoded], device=device),
             max_new_tokens=limit,
             use_cache=True,
-            synced_gpus=forward_has_collectives,
+            synced_gpus=lockstep,
             pad_token_id=pad,
             eos_token_id=ends or None,
-            **how,
+            **sampling,
         )
     added = out[:, width:].tolist()
     return [row[: next((i + 1 for i, token in enumerate(row) if token in ends), len(row))] for row in added]
@@ -265,33 +250,23 @@ class EarlyStopping:
         else:
             self.waited += 1
 
-    def replay(self, evaluations: Iterable[tuple[int, float | None]]) -> None:
-        """Add the evaluations of earlier attempts, in their order."""
-        for step, loss in evaluations:
-            self.add(step, loss)
-
     @property
     def reason(self) -> str | None:
         """Why the training ends now, or None."""
         if self._patience is None or self.waited < self._patience:
             return None
-        times = f"{self.waited} evaluation{'s' * (self.waited != 1)} in a row"
-        if not self.best_step:
-            return f"no finite held-out loss in {times} (eval.patience {self._patience})"
-        less = f" by more than {self._min_delta:g}" if self._min_delta else ""
-        return (
-            f"the held-out loss was not lower{less} than {self.best_loss:.6g} (step {self.best_step}) in {times} "
-            f"(eval.patience {self._patience})"
-        )
+        lowest = f"lower than {self.best_loss:.6g} (step {self.best_step})" if self.best_step else "finite"
+        rule = f"eval.patience {self._patience}, eval.min_delta {self._min_delta:g}"
+        return f"the held-out loss was not {lowest} in {self.waited} evaluations ({rule})"
 
 
 def evaluations_until(events: Iterable[dict[str, Any]], step: int) -> list[tuple[int, float | None]]:
     """Return step and loss of each evaluation up to `step` in the events of rank 0, without those that an attempt
     repeated."""
-    found: list[tuple[int, float | None]] = []
+    losses: dict[int, float | None] = {}
     for event in events:
         if event["event"] == "resume":
-            found = [one for one in found if one[0] <= event["from_step"]]
+            losses = {done: loss for done, loss in losses.items() if done <= event["from_step"]}
         elif event["event"] == "eval":
-            found.append((event["step"], event.get("loss")))
-    return [one for one in found if one[0] <= step]
+            losses[event["step"]] = event.get("loss")
+    return [(done, loss) for done, loss in losses.items() if done <= step]

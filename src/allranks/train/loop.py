@@ -23,7 +23,7 @@ from allranks.spec.records import TrainSpec
 from allranks.spec.strategies.base import ADAM_BETAS, ADAM_EPS
 from allranks.train.data.batch_feed import BatchFeed
 from allranks.train.distributed import DistContext
-from allranks.train.step_metrics import LoopOutcome, LoopPlan, StepMetrics, StepWork, TokenCounts, TrainingRows
+from allranks.train.step_metrics import LoopPlan, StepMetrics, StepWork, TokenCounts, TrainingRows
 from allranks.train.step_timers import StepTimer
 from allranks.train.strategies.base import LoopStrategy, MakeOptimizer, has_weight_decay
 
@@ -91,8 +91,8 @@ class TrainingLoop:
         self._watcher.attach(self._step_metrics.quiet)
         self._clock.follow(strategy.module, update_times_comparable=strategy.update_times_comparable)
 
-    def run(self) -> LoopOutcome:
-        """Run all steps; return when every rank has done the same number of steps.
+    def run(self) -> int:
+        """Run all steps; return how many are done, the same number on every rank.
 
         Raises:
             NonFiniteLoss: on every rank; the weights are those before the named step.
@@ -118,7 +118,7 @@ class TrainingLoop:
                 if stop:
                     break
         metrics.drain()
-        return LoopOutcome(step, stopped=step < plan.total_steps)
+        return step
 
     def train_step(self, step: int, feed: BatchFeed) -> StepWork:
         """Run one optimizer step: forward and backward of its micro-batches, then the update."""

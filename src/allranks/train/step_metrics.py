@@ -9,6 +9,7 @@ are computed alike.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -195,14 +196,6 @@ class LoopPlan:
 
 
 @dataclass
-class LoopOutcome:
-    """Result of the loop."""
-
-    steps_done: int
-    stopped: bool = False
-
-
-@dataclass
 class TokenCounts:
     """Token counts of this rank."""
 
@@ -243,20 +236,6 @@ class StepWork:
         return rows_checksum(self.sequences)
 
 
-@dataclass
-class _LogInterval:
-    """Totals since the last logged step."""
-
-    counts: TokenCounts = field(default_factory=TokenCounts)
-    steps: int = 0
-    loss_sum: float = 0.0
-    own_loss_sum: float = 0.0
-    router_sum: float = 0.0
-    trained_everywhere: int = 0
-    rows_checksum: int = 0
-    times: list[dict[str, Any]] = field(default_factory=list)
-
-
 class StepMetrics:
     """Reduce metrics asynchronously, one step behind, and write the step events.
 
@@ -278,14 +257,10 @@ class StepMetrics:
         self._events, self._clock, self._check = events, clock, check
         self._control = AsyncStepReduction(world)
         self._machine = MachineSamples(events, world.device.type)
-        self._interval = _LogInterval()
-        self._last: tuple[int, ReducedStep, StepWork]
+        self.quiet = self._control.quiet
+        self._unlogged: list[tuple[StepWork, ReducedStep]] = []  # the steps since the last logged one
         self._waiting: dict[int, StepWork] = {}  # steps whose metrics are not reduced yet
         self._counted = -1  # the last step that includes its queued work
-
-    def quiet(self) -> None:
-        """Wait for the pending reduction on this rank."""
-        self._control.quiet()
 
     def trained(self, step: int) -> int:
         """Return the trained tokens of a step over all ranks, known without communication."""
@@ -326,11 +301,9 @@ class StepMetrics:
             self._fail(agreed, work)
         if self._check is not None:
             self._check(work, agreed)
-        self._add(work, agreed)
-        done = agreed.step + 1
-        self._last = (done, agreed, work)
-        if done % self._plan.log_every == 0:
-            self._log(*self._last)
+        self._unlogged.append((work, agreed))
+        if (agreed.step + 1) % self._plan.log_every == 0:
+            self._log()
         return agreed.stop
 
     def run_callbacks(self, done: int, stop: bool) -> bool:
@@ -350,8 +323,8 @@ class StepMetrics:
         self.count_queued_work()
         for agreed in self._control.drain():
             stop = self.process_reduced(agreed) or stop
-        if self._interval.steps:
-            self._log(*self._last)
+        if self._unlogged:
+            self._log()
         self._machine.write_before_pause()
         self._events.sync()
         return stop
@@ -366,60 +339,51 @@ class StepMetrics:
         times = self._waiting[self._counted].times
         times["step_time_s"] = round(times["step_time_s"] + self._clock.rest_of_step(), 6)
 
-    def _add(self, work: StepWork, agreed: ReducedStep) -> None:
-        into = self._interval
-        into.steps += 1
-        into.counts.add(work.counts)
-        into.loss_sum += agreed.loss_sum
-        into.own_loss_sum += agreed.own_loss_sum
-        into.router_sum += agreed.router_sum
-        into.trained_everywhere += work.trained
-        into.rows_checksum = (into.rows_checksum + work.rows_checksum) % CHECKSUM_MODULUS
-        into.times.append(work.times)
-
-    def _log(self, done: int, agreed: ReducedStep, work: StepWork) -> None:
-        into, self._interval = self._interval, _LogInterval()
-        times = {
-            name: [t[name] for t in into.times if name in t] for name in dict.fromkeys(n for t in into.times for n in t)
-        }
-        parts = {name: round(sum(values) / len(values), 6) for name, values in times.items()}
-        several: dict[str, Any] = {"step_times_s": [t["step_time_s"] for t in into.times]} if into.steps > 1 else {}
+    def _log(self) -> None:
+        steps, self._unlogged = self._unlogged, []
+        works, (last, agreed) = [work for work, _ in steps], steps[-1]
+        done, counts, trained = last.step + 1, TokenCounts(), max(sum(work.trained for work in works), 1)
+        for work in works:
+            counts.add(work.counts)
+        parts: dict[str, Any] = {}
+        for name in dict.fromkeys(name for work in works for name in work.times):
+            measured = [work.times[name] for work in works if name in work.times]
+            parts[name] = round(sum(measured) / len(measured), 6)
+        if len(works) > 1:
+            parts["step_times_s"] = [work.times["step_time_s"] for work in works]
         if self._plan.router_loss is not None:
-            several["router_aux_loss"] = into.router_sum / max(into.trained_everywhere, 1)
+            parts["router_aux_loss"] = sum(step.router_sum for _, step in steps) / trained
         self._events.write(
             "step",
             step=done,
-            steps=into.steps,
-            loss=into.loss_sum / max(into.trained_everywhere, 1),
-            loss_share=into.own_loss_sum
-            / max(into.trained_everywhere, 1),  # this rank's part; the sum over ranks is the loss
-            lr=work.lr,
+            steps=len(works),
+            loss=sum(step.loss_sum for _, step in steps) / trained,
+            # this rank's part; the sum over ranks is the loss
+            loss_share=sum(step.own_loss_sum for _, step in steps) / trained,
+            lr=last.lr,
             grad_norm=agreed.grad_norm,
-            tokens=into.counts.tokens,
-            tokens_trained=into.counts.tokens_trained,
-            tokens_padded=into.counts.tokens_padded,
-            attention_pairs=into.counts.attention_pairs,
-            rows_checksum=into.rows_checksum,
+            tokens=counts.tokens,
+            tokens_trained=counts.tokens_trained,
+            tokens_padded=counts.tokens_padded,
+            attention_pairs=counts.attention_pairs,
+            rows_checksum=sum(work.rows_checksum for work in works) % CHECKSUM_MODULUS,
             epoch=round(done * self._plan.global_batch_size / self._order.n, 4),
             **parts,
-            **several,
             **memory_usage(self._world.device),
         )
         self._machine.write_if_due()
 
     def _fail(self, agreed: ReducedStep, work: StepWork) -> None:
         """Raise with the step and the ranks whose own loss was not finite; skipped updates have kept the weights."""
-        own = float(work.loss_sum)
         everyone: list[Any] = [None] * self._world.size
-        rows = [int(r) for part in self._order.micro_batches(agreed.step) for r in part]
-        dist.all_gather_object(everyone, (own, rows), group=self._world.control)
-        bad = [(r, loss, rows) for r, (loss, rows) in enumerate(everyone) if not torch.isfinite(torch.tensor(loss))]
+        own = float(work.loss_sum), [int(row) for row in work.sequences[:8]]
+        dist.all_gather_object(everyone, own, group=self._world.control)
+        bad = [rank for rank, (loss, _) in enumerate(everyone) if not math.isfinite(loss)]
         if bad:
-            rank, loss, rows = bad[0]
-            names = ", ".join(str(r) for r, _, _ in bad)
+            loss, rows = everyone[bad[0]]
             what = (
-                f"the loss of rank {names} is not finite ({loss}) in step {agreed.step + 1}; rank {rank} trained "
-                f"sequences {rows[:8]}"
+                f"the loss of rank {', '.join(map(str, bad))} is not finite ({loss}) in step {agreed.step + 1}; rank "
+                f"{bad[0]} trained sequences {rows}"
             )
         else:
             what = f"the gradient is not finite in step {agreed.step + 1}, though every rank's loss is"
@@ -431,10 +395,7 @@ class StepMetrics:
 
 LOAD_INTERVAL_S = 0.5
 LINKS_INTERVAL_S = 5.0
-MIN_LOAD_S = 0.1
-MIN_LINKS_S = 1.0
-MAX_COST = 0.001
-"""Share of the time that samples may take; slower ones become rarer, as with thousands of threads or connections."""
+MIN_LOAD_S, MIN_LINKS_S = 0.1, 1.0  # before an evaluation or a save
 
 
 class MachineSamples:
@@ -447,45 +408,29 @@ class MachineSamples:
     def __init__(self, events: EventLog, device: str) -> None:
         self._events = events
         self._compute_threads = torch.get_num_threads() if device == "cpu" else None
-        self._load_due = self._links_due = 0.0
+        self._links_at = -LINKS_INTERVAL_S
         self.restart()
 
     def restart(self) -> None:
         """Leave out the CPU time since the last sample: it was no training."""
         self._last = sample_cpu()
-        self._load_due = max(self._load_due, self._last.at_s + LOAD_INTERVAL_S)
 
     def write_if_due(self) -> None:
         """Write the events whose interval is over."""
-        now = time.monotonic()
-        if now >= self._load_due:
-            self._write_load()
-            self._load_due = _next_time(now, LOAD_INTERVAL_S)
-        if now >= self._links_due:
-            self._write_links()
-            self._links_due = _next_time(now, LINKS_INTERVAL_S)
+        self._write(LOAD_INTERVAL_S, LINKS_INTERVAL_S)
 
     def write_before_pause(self) -> None:
         """Write the measurements since the last events, unless the interval is too short."""
+        self._write(MIN_LOAD_S, MIN_LINKS_S)
+
+    def _write(self, load_s: float, links_s: float) -> None:
         now = time.monotonic()
-        if now - self._last.at_s >= MIN_LOAD_S:
-            self._write_load()
-        if now >= self._links_due - LINKS_INTERVAL_S + MIN_LINKS_S:
-            self._write_links()
-            self._links_due = _next_time(now, LINKS_INTERVAL_S)
-
-    def _write_load(self) -> None:
-        first, self._last = self._last, sample_cpu()
-        use = use_between(first, self._last)
-        self._events.write("cpu_load", compute_threads=self._compute_threads, **msgspec.to_builtins(use))
-
-    def _write_links(self) -> None:
-        own, links = tcp_links()
-        if links:
-            self._events.write("links", addresses=own, links=msgspec.to_builtins(links))
-
-
-def _next_time(began: float, interval_s: float) -> float:
-    """Return when to sample again after a sample that began then and ends now."""
-    now = time.monotonic()
-    return now + max(interval_s, (now - began) / MAX_COST)
+        if now - self._last.at_s >= load_s:
+            first, self._last = self._last, sample_cpu()
+            use = msgspec.to_builtins(use_between(first, self._last))
+            self._events.write("cpu_load", compute_threads=self._compute_threads, **use)
+        if now - self._links_at >= links_s:
+            self._links_at = now
+            own, links = tcp_links()
+            if links:
+                self._events.write("links", addresses=own, links=msgspec.to_builtins(links))

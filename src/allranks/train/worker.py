@@ -27,7 +27,7 @@ from allranks.train.evaluation import EarlyStopping, evaluations_until, sample_a
 from allranks.train.loggers import make_loggers
 from allranks.train.loop import HeartbeatWatcher, StepWatcher
 from allranks.train.setup import TrainingSetup, build_training, log_end, log_experts, restore
-from allranks.train.step_metrics import LoopOutcome, LoopPlan, StopRequest, TrainingRows
+from allranks.train.step_metrics import LoopPlan, StopRequest, TrainingRows
 from allranks.train.sync_proof import prove_ranks
 from allranks.train.tasks import TokenTask, task_of
 from allranks.utils.filesystem import cache_root
@@ -52,11 +52,10 @@ class StepCallbacks:
         if first_step == 0 and (self._spec.baseline or self._total == 0):
             self._evaluate(0)
         if first_step and self._spec.patience is not None:
-            attempt = self._attempt
-            mine = (
-                evaluations_until(read_events(attempt.run.events_of(0)), first_step) if attempt.world.is_first else []
-            )
-            self._stopping.replay(from_first(attempt.world, mine))
+            world, events = self._attempt.world, self._attempt.run.events_of(0)
+            earlier = evaluations_until(read_events(events), first_step) if world.is_first else []
+            for step, loss in from_first(world, earlier):
+                self._stopping.add(step, loss)
 
     def is_due(self, done: int) -> bool:
         """Return whether a callback is due after `done` steps; the final step is handled separately."""
@@ -80,10 +79,8 @@ class StepCallbacks:
             if reason := self._stopping.reason:
                 self.ended_early, best = True, self._stopping
                 if self._attempt.world.is_first:
-                    best_step = best.best_step or None
-                    self._attempt.events.write(
-                        "early_stop", step=done, reason=reason, best_step=best_step, best_eval_loss=best.best_loss
-                    )
+                    facts = {"reason": reason, "best_step": best.best_step or None, "best_eval_loss": best.best_loss}
+                    self._attempt.events.write("early_stop", step=done, **facts)
                 self._attempt.say_once(f"training ends after step {done}: {reason}")
         self.saves.save_due(done)
         return self.ended_early
@@ -110,13 +107,9 @@ class StepCallbacks:
         answers: dict[str, Any] = {}
         if self._data.questions and self._spec.samples and not self._task.classifier:
             started = time.perf_counter()
+            model, lockstep = self._built.model, self._built.strategy.forward_has_collectives
             samples = sample_answers(
-                attempt.world,
-                self._built.model,
-                self._data.tokenizer,
-                self._data.questions,
-                self._spec.samples,
-                forward_has_collectives=self._built.strategy.forward_has_collectives,
+                attempt.world, model, self._data.tokenizer, self._data.questions, self._spec.samples, lockstep=lockstep
             )
             answers = {**msgspec.to_builtins(samples), "answers_s": round(time.perf_counter() - started, 3)}
         if attempt.world.is_first:
@@ -199,13 +192,13 @@ class Worker:
         callbacks = StepCallbacks(attempt, self._task, data, built, total)
         callbacks.before(first_step)
         attempt.phase("train", total_steps=total, first_step=first_step)
-        outcome = self._steps(data, order, built, callbacks, first_step, total)
-        if outcome.stopped and not callbacks.ended_early:
+        done = self._steps(data, order, built, callbacks, first_step, total)
+        if done < total and not callbacks.ended_early:
             reason = attempt.stop.reason or "requested on another rank"
-            attempt.events.write("stop", step=outcome.steps_done, reason=reason)
-            attempt.say(f"stopped after step {outcome.steps_done} ({reason}); a full checkpoint was written")
+            attempt.events.write("stop", step=done, reason=reason)
+            attempt.say(f"stopped after step {done} ({reason}); a full checkpoint was written")
         else:
-            callbacks.at_end(first_step, outcome.steps_done)
+            callbacks.at_end(first_step, done)
         return self._finish()
 
     def _steps(
@@ -216,7 +209,7 @@ class Worker:
         callbacks: StepCallbacks,
         first: int,
         total: int,
-    ) -> LoopOutcome:
+    ) -> int:
         """Run steps from `first` until `total` are done or all ranks agree to stop."""
         attempt, spec = self._attempt, self._attempt.spec
         make_batch = self._task.batches(data, attempt.plan.dtype, attempt.world.device, compiled=attempt.plan.compiled)
@@ -246,9 +239,8 @@ class Worker:
         rows = TrainingRows(order, data.train, make_batch)
         watcher = HeartbeatWatcher(self._watcher(built, first, total))
         try:
-            outcome = engine_of(attempt.plan.strategy)(
-                attempt.world, built.strategy, rows, plan, attempt.events, watcher
-            ).run()
+            engine = engine_of(attempt.plan.strategy)
+            done = engine(attempt.world, built.strategy, rows, plan, attempt.events, watcher).run()
         except NonFiniteLoss as error:
             try:
                 callbacks.saves.save_last_good(error.step)
@@ -257,7 +249,7 @@ class Worker:
             raise
         # Only after success: writing a trace waits for communication, which would delay the report of an error.
         watcher.close()
-        return outcome
+        return done
 
     def _watcher(self, built: TrainingSetup, first_step: int, total: int) -> StepWatcher:
         attempt, wanted = self._attempt, self._attempt.spec.observe.profile

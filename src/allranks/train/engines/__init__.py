@@ -12,7 +12,7 @@ from allranks.rundir.events import EventLog
 from allranks.spec.strategies import strategy_info
 from allranks.train.distributed import DistContext
 from allranks.train.loop import StepWatcher
-from allranks.train.step_metrics import LoopOutcome, LoopPlan, TrainingRows
+from allranks.train.step_metrics import LoopPlan, TrainingRows
 from allranks.train.strategies import import_target
 
 
@@ -32,8 +32,8 @@ class Engine(Protocol):
         watcher: StepWatcher | None = None,
     ) -> None: ...
 
-    def run(self) -> LoopOutcome:
-        """Run all steps; return when every rank has done the same number of steps.
+    def run(self) -> int:
+        """Run all steps; return how many are done, the same number on every rank.
 
         Raises:
             NonFiniteLoss: on every rank; the weights are those before the named step.

@@ -45,7 +45,6 @@ from allranks.train.distributed import DistContext
 from allranks.train.loop import StepWatcher, learning_rate
 from allranks.train.patches import define_cpu_set_device
 from allranks.train.step_metrics import (
-    LoopOutcome,
     LoopPlan,
     ReducedStep,
     StepMetrics,
@@ -339,8 +338,8 @@ class TrainerLoop(TrainerCallback):
         self._running.clock.follow(strategy.module)
         self._done = plan.first_step
 
-    def run(self) -> LoopOutcome:
-        """Run all steps; return when every rank has done the same number of steps.
+    def run(self) -> int:
+        """Run all steps; return how many are done, the same number on every rank.
 
         Raises:
             NonFiniteLoss: on every rank; the weights are those before the named step.
@@ -364,7 +363,7 @@ class TrainerLoop(TrainerCallback):
                 gc.collect()  # the Trainer has reference cycles, which would keep the wrapper's buckets alive
             self._step_metrics.drain()
             prove_weights(self._world, self._strategy.module, f"after step {self._done}")
-        return LoopOutcome(self._done, stopped=self._done < self._plan.total_steps)
+        return self._done
 
     def _made(self, folder: str) -> RanksTrainer:
         plan, strategy = self._plan, self._strategy
