@@ -242,7 +242,7 @@ def behind(world: DistContext, args: dict[str, Any]) -> Any:
     folder = Path(args["folder"])
     strategy, _, keeper, run = trained(folder, args["name"], world, args["how"])
     heard: list[Any] = []
-    keeper._on_published = heard.append
+    keeper._on_published = lambda saved, removed: heard.append(saved)
     gate, usual, copied = threading.Event(), keeper._write, keeper._copies.of
 
     def held_up(save: Any) -> Any:
@@ -289,7 +289,7 @@ def behind(world: DistContext, args: dict[str, Any]) -> Any:
         "after": run.checkpoint_steps(),
         "apart": apart,
         "moved": moved,
-        "stalled": [saved.stalled_s for saved in heard],
+        "stalled": [saved["seconds"] for saved in heard],
         "reused": all(reused) and len(reused) > 0,
     }
 
@@ -301,7 +301,7 @@ def written_first(world: DistContext, args: dict[str, Any]) -> Any:
     folder = Path(args["folder"])
     strategy, _, keeper, run = trained(folder, args["name"], world, args["how"])
     gate, heard, usual = threading.Event(), [], keeper._complete
-    keeper._on_published = heard.append
+    keeper._on_published = lambda saved, removed: heard.append(saved)
 
     def held_up(*more: Any) -> None:
         assert gate.wait(60)
@@ -360,7 +360,7 @@ def written_first(world: DistContext, args: dict[str, Any]) -> Any:
         "spoilt": spoilt,
         "unflushed": unflushed,
         "at_once": at_once,
-        "blocked": (waited_s, heard[0].stalled_s, heard[0].seconds),
+        "blocked": (round(waited_s, 4), heard[0]["seconds"], heard[0]["written_s"]),
     }
 
 
@@ -373,7 +373,7 @@ def lite_moves(world: DistContext, args: dict[str, Any]) -> Any:
     for name in args["names"]:
         heard: list[Any] = []
         strategy, _, keeper, run = trained(Path(args["folder"]) / name, name, world, LORA)
-        keeper._on_published = heard.append
+        keeper._on_published = lambda saved, removed: heard.append(saved)
         whole = [(p.numel() * p.element_size(), p.requires_grad) for p in built(LORA).parameters()]
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as traced:
             if args.get("plant"):
@@ -384,7 +384,7 @@ def lite_moves(world: DistContext, args: dict[str, Any]) -> Any:
             if event.name.startswith(("c10d::", "_c10d_functional::")):
                 sent[event.name] = sent.get(event.name, 0) + sum(_numel(s) for s in event.input_shapes)
         found[name] = {
-            "sent": sent, "written": heard[0].bytes,
+            "sent": sent, "written": heard[0]["bytes"],
             "trained": sum(b for b, t in whole if t), "frozen": sum(b for b, t in whole if not t),
             "keys": len(load_file(run.checkpoint(1) / "adapter_model.safetensors")),
         }  # fmt: skip

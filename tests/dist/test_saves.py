@@ -45,7 +45,7 @@ def test_a_rank_that_takes_no_part_is_named_in_time(tmp_path: Path) -> None:
     assert "rank 1 did not join" in first["said"]
     assert "2 s" in first["said"]
     assert absent["said"] is None
-    assert "abandoned" in last["said"]
+    assert "another rank, see that of rank 0, did not join" in last["said"]
     assert first["steps"] == [1]
 
 

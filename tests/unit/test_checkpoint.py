@@ -10,15 +10,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from allranks import __version__
 from allranks.errors import CheckpointError, RequestError
 from allranks.rundir.checkpoints import hash_files, newest_checkpoint
 from allranks.rundir.files import SCHEMA_VERSION, write_json
 from allranks.rundir.paths import RunDir
-from allranks.train.checkpoint import commit, snapshot, writer
+from allranks.train.checkpoint import commit, snapshot
 from allranks.train.checkpoint.commit import make_room, publish_checkpoint, remove_old_checkpoints
 from allranks.train.checkpoint.writer import PublishedFiles, _shared_out
 from allranks.train.strategies.shards import TensorShard, share_to_write
@@ -163,41 +161,6 @@ def test_a_kill_between_two_renames_loses_nothing(tmp_path: Path) -> None:
     publish(run, 4, keep=2)
     run.checkpoint(4).rename(run.checkpoints / ".step-4.old")
     assert newest_checkpoint(run) == (4, [])
-
-
-@pytest.mark.parametrize("kind", ["llama", "mixtral", "gpt2"])
-def test_a_whole_model_is_written_as_transformers_does(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Tied weights once, fused experts by their stored names; in one file and in several."""
-    sizes: dict[str, Any] = {"vocab_size": 64, "num_attention_heads": 2, "bos_token_id": 1, "eos_token_id": 2}
-    sizes |= (
-        {"n_embd": 16, "n_layer": 2, "n_head": 2}
-        if kind == "gpt2"
-        else {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_key_value_heads": 2}
-    )
-    torch.manual_seed(0)
-    model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes))
-    model.save_pretrained(str(tmp_path / "theirs"))
-    wanted = {k: t for f in (tmp_path / "theirs").glob("*.safetensors") for k, t in load_file(f).items()}
-    for name, limit in (("one", writer.LARGE_BYTES), ("several", 8192)):
-        monkeypatch.setattr(writer, "LARGE_BYTES", limit)
-        writer.write_model(tmp_path / name, model, NoTokenizer())
-        files = list((tmp_path / name).glob("*.safetensors"))
-        assert (len(files) > 1) == (name == "several")
-        found = {k: t for f in files for k, t in load_file(f).items()}
-        assert found.keys() == wanted.keys()
-        assert all(torch.equal(found[k], t) for k, t in wanted.items())
-        again: Any = AutoModelForCausalLM.from_pretrained(str(tmp_path / name))
-        assert all(torch.equal(t, again.state_dict()[k]) for k, t in model.state_dict().items())
-        configs = [json.loads((tmp_path / f / "config.json").read_text()) for f in ("theirs", name)]
-        assert configs[0] == configs[1]
-
-
-class NoTokenizer:
-    """A tokenizer that writes nothing."""
-
-    def save_pretrained(self, folder: str) -> None: ...
 
 
 def test_a_reader_of_a_running_run_renames_nothing(tmp_path: Path) -> None:

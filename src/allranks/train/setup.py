@@ -21,7 +21,6 @@ from allranks.train import checkpoint, distributed, strategies
 from allranks.train.attempt import Attempt, versions
 from allranks.train.checkpoint.loader import require_same
 from allranks.train.checkpoint.saver import make_saver
-from allranks.train.checkpoint.writer import write_model
 from allranks.train.data.prepared import PreparedData
 from allranks.train.loop import adamw
 from allranks.train.models import adapters, precision
@@ -93,7 +92,8 @@ def build_training(attempt: Attempt, task: TokenTask, data: PreparedData) -> Tra
     def save_base_model(model: Any) -> None:
         """Save a model that was built from a config, so that its adapters can name it as their base."""
         if spec.adapter.type != "none" and not (attempt.run.model / "config.json").exists():
-            write_model(attempt.run.model, model, data.tokenizer)
+            model.save_pretrained(str(attempt.run.model))
+            data.tokenizer.save_pretrained(str(attempt.run.model))
             apply_umask(attempt.run.model)
 
     model, filler = task.load(world, data, stored_dtype(attempt.plan, spec), save_base_model)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,15 +53,14 @@ def start_wait_timer() -> None:
 
 def _timed_wait(work: dist.Work, *args: Any, **more: Any) -> Any:
     global _waited, _queued_in_waits, _waits  # noqa: PLW0603
-    began, queued = time.perf_counter(), queued_s()
+    began = _Moment()
     _waits += 1
     try:
         return _original_wait(work, *args, **more)
     finally:
-        _waited += time.perf_counter() - began
-        after = queued_s()
-        if queued is not None and after is not None:
-            _queued_in_waits += after - queued
+        end = _Moment()
+        _waited += end.at - began.at
+        _queued_in_waits += end.queued_since(began) or 0.0
 
 
 ComputeTimes = dict[str, float]
@@ -78,13 +76,10 @@ class _Moment:
     def __init__(self) -> None:
         self.at, self.waited, self.queued = time.perf_counter(), waited_s(), queued_s()
 
-
-def hook_end_of_backward(module: nn.Module, over: Callable[[], None]) -> None:
-    """Call `over` near the end of each backward pass; never if all trained weights are sharded (FSDP2)."""
-    for p in module.parameters():
-        if p.requires_grad and not isinstance(p, DTensor):
-            p.register_post_accumulate_grad_hook(lambda _: over())
-            return
+    def queued_since(self, began: _Moment) -> float | None:
+        if self.queued is None or began.queued is None:
+            return None
+        return max(self.queued - began.queued, 0.0)
 
 
 class CpuComputeTimer:
@@ -96,14 +91,13 @@ class CpuComputeTimer:
     """
 
     def __init__(self) -> None:
-        self._own: ComputeTimes = {}
-        self._mark = _Moment()
-        self._over: _Moment | None = None
-        self._backward_known = True
+        self.begin()
 
     def begin(self) -> None:
         self._mark = _Moment()
-        self._own, self._over, self._backward_known = {}, None, True
+        self._own: ComputeTimes = {}
+        self._over: _Moment | None = None
+        self._backward_known = True
 
     def backward_over(self) -> None:
         self._over = _Moment()
@@ -125,8 +119,8 @@ class CpuComputeTimer:
         began = self._mark
         spent = until.at - began.at - (until.waited - began.waited)
         self._own[kind] = self._own.get(kind, 0.0) + spent
-        if until.queued is not None and began.queued is not None:
-            queued = max(until.queued - began.queued, 0.0)
+        queued = until.queued_since(began)
+        if queued is not None:
             self._own[QUEUED[kind]] = self._own.get(QUEUED[kind], 0.0) + queued
 
     def end_step(self) -> ComputeTimes:
@@ -143,17 +137,17 @@ class CudaComputeTimer:
     """
 
     def __init__(self) -> None:
-        self._mark = _Moment()
-        self._host: ComputeTimes = {}
         self._host_before: ComputeTimes = {}
         self._open: torch.cuda.Event | None = None
         self._over: torch.cuda.Event | None = None
         self._waits = 0
         self._now: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
         self._before: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self.begin()
 
     def begin(self) -> None:
-        self._mark, self._host = _Moment(), {OWN: 0.0}
+        self._mark = _Moment()
+        self._host: ComputeTimes = {OWN: 0.0}
 
     def backward_over(self) -> None:
         self._over = _record_event()
@@ -175,8 +169,8 @@ class CudaComputeTimer:
             if self._open is not None and self._waits == _waits:
                 self._now.append((OWN_OPTIMIZER, self._open, _record_event()))
             self._open = None
-        if part in ("data", "forward") and now.queued is not None and self._mark.queued is not None:
-            queued = max(now.queued - self._mark.queued, 0.0)
+        queued = now.queued_since(self._mark)
+        if part in ("data", "forward") and queued is not None:
             self._host[QUEUED[OWN]] = self._host.get(QUEUED[OWN], 0.0) + queued
         self._mark = now
 
@@ -219,7 +213,9 @@ class StepTimer:
     def follow(self, module: nn.Module, *, update_times_comparable: bool = True) -> None:
         """Measure backward passes of this module without the wait at their end, and its updates if ranks can be
         compared."""
-        hook_end_of_backward(module, self._own.backward_over)
+        trained = (p for p in module.parameters() if p.requires_grad and not isinstance(p, DTensor))
+        if (first := next(trained, None)) is not None:  # None: all are sharded (FSDP2), and no pass is measured
+            first.register_post_accumulate_grad_hook(lambda _: self._own.backward_over())
         self._optimizer_hidden = not update_times_comparable
 
     def begin(self) -> None:

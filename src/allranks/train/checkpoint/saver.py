@@ -53,12 +53,11 @@ class RankAgreement:
     Args:
         meet_timeout_s: how long ranks wait for all ranks to join a save.
         work_timeout_s: how long a rank may take to write its part.
-        folder: the target folder, for messages about free space; None if nothing is written.
+        folder: the target folder, for messages about free space.
     """
 
-    def __init__(self, meet_timeout_s: float, work_timeout_s: float, folder: Path | None = None) -> None:
-        self.work_timeout_s, self._folder = work_timeout_s, folder
-        self._meet_timeout = timedelta(seconds=meet_timeout_s)
+    def __init__(self, meet_timeout_s: float, work_timeout_s: float, folder: Path) -> None:
+        self._meet_s, self._folder = meet_timeout_s, folder
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=work_timeout_s), group_desc="checkpoint")
         self.group = cast(dist.ProcessGroup, group)
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
@@ -71,25 +70,15 @@ class RankAgreement:
         """
         began = time.monotonic()
         try:
-            dist.monitored_barrier(self.group, timeout=self._meet_timeout, wait_all_ranks=True)
+            dist.monitored_barrier(self.group, timeout=timedelta(seconds=self._meet_s), wait_all_ranks=True)
         except RuntimeError as error:
-            seconds, waited_s = self._meet_timeout.total_seconds(), time.monotonic() - began
             named = re.search(r"[Rr]anks? ([\d, ]+) failed", str(error))
-            who = "rank 0" if self.rank else f"rank {named.group(1).strip()}" if named else "another rank"
-            if waited_s < seconds * 0.9:  # not a timeout: the connection was closed
-                raise CheckpointError(
-                    f"{what} was abandoned after {waited_s:.0f} s: {who} ended (Connection closed by peer); earlier "
-                    "checkpoints are untouched"
-                ) from None
-            if self.rank != 0:
-                raise CheckpointError(
-                    f"{what} was abandoned: not all ranks joined within {seconds:.0f} s, or rank 0 ended; rank 0 names "
-                    "the missing ranks"
-                ) from None
-            raise CheckpointError(
-                f"{what}: {who} did not join within {seconds:.0f} s (checkpoint.timeout_s), and every rank must; "
-                "earlier checkpoints are untouched"
-            ) from None
+            who = f"rank {named.group(1).strip()}" if named and self.rank == 0 else "another rank, see that of rank 0,"
+            waited_s = time.monotonic() - began
+            problem = f"did not join within {self._meet_s:.0f} s (checkpoint.timeout_s), and every rank must"
+            if waited_s < self._meet_s * 0.9:  # not a timeout
+                problem = f"ended within {waited_s:.0f} s (Connection closed by peer)"
+            raise CheckpointError(f"{what}: {who} {problem}; earlier checkpoints are untouched") from None
 
     def each(self, what: str, action: Callable[[], T]) -> list[T]:
         """Run an action on all ranks, and fail on all if it failed on one.
@@ -105,10 +94,13 @@ class RankAgreement:
             mine = (action(), None)
         except CheckpointError as error:
             mine = (None, str(error))
-        except OSError as error:
-            mine = (None, f"{error.filename or ''}: {error.strerror or error}".lstrip(": ") + self._full())
-        except Exception as error:  # noqa: BLE001 - errors of other libraries' writers; the other ranks must fail, too
-            mine = (None, (str(error) or type(error).__name__).splitlines()[0] + self._full())
+        except Exception as error:  # noqa: BLE001 - also of other libraries' writers; the other ranks must fail, too
+            text = (str(error) or type(error).__name__).splitlines()[0]
+            if isinstance(error, OSError):
+                text = f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")
+            # torch's writer reports a full disk as "unexpected pos"
+            low = low_space_text(self._folder)
+            mine = (None, f"{text} ({low})" if low else text)
         answers: list[Any] = [None] * self.size
         dist.all_gather_object(answers, mine, group=self.group)
         for rank, (_, problem) in enumerate(answers):
@@ -119,32 +111,9 @@ class RankAgreement:
                 )
         return [value for value, _ in answers]
 
-    def _full(self) -> str:
-        """Mention the free space if it is low: torch's writer reports a full disk as "unexpected pos"."""
-        low = low_space_text(self._folder) if self._folder else ""
-        return f" ({low})" if low else ""
-
     def first(self, what: str, action: Callable[[], T]) -> T:
         """Run an action on rank 0 only, and return its result on all ranks; otherwise like `each`."""
         return self.each(what, lambda: action() if self.rank == 0 else None)[0]  # type: ignore[return-value]
-
-
-@dataclass(frozen=True)
-class SavedCheckpoint:
-    """A published checkpoint.
-
-    Attributes:
-        stalled_s: how long it blocked training.
-        seconds: from the call to the publication.
-        bytes: written by this rank.
-    """
-
-    step: int
-    mode: str
-    stalled_s: float
-    seconds: float
-    bytes: int
-    removed: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -192,7 +161,9 @@ class Saver:
     """Save checkpoints in the foreground or background. `save` and `finish` are collective.
 
     Args:
-        on_published: called with each published checkpoint, in the thread that wrote it.
+        on_published: called with the facts of each published checkpoint and the steps whose checkpoints were removed to
+            make room for it, in the thread that wrote it. ``seconds``: how long it blocked training; ``written_s``:
+            from the call to the publication; ``bytes``: written by this rank.
         flush_events: waits until what led up to the checkpoint is on the disk; called before it is published.
     """
 
@@ -202,24 +173,20 @@ class Saver:
         world: DistContext,
         content: CheckpointContent,
         spec: CheckpointSpec,
-        on_published: Callable[[SavedCheckpoint], None] = lambda saved: None,
+        on_published: Callable[[dict[str, Any], tuple[int, ...]], None] = lambda saved, removed: None,
         flush_events: Callable[[], None] = lambda: None,
     ) -> None:
         self.run, self.world, self._content = run, world, content
         self._published, self._spec, self._on_published = content.published, spec, on_published
         self._flush_events = flush_events
-        slow = 4 * content.published.bytes / SLOW_DISK_BYTES_PER_S
-        self._together = RankAgreement(spec.timeout_s, spec.timeout_s + slow, run.checkpoints)
+        self.limit_s = spec.timeout_s + 4 * content.published.bytes / SLOW_DISK_BYTES_PER_S
+        """After how long the ranks abandon a save in which one of them makes no progress."""
+        self._together = RankAgreement(spec.timeout_s, self.limit_s, run.checkpoints)
         self._copies = CpuCopies()
         self._configs: dict[str, bytes] | None = None
         self._in_flight: threading.Thread | None = None
         self._removing: threading.Thread | None = None
         self._failed: CheckpointError | None = None
-
-    @property
-    def limit_s(self) -> float:
-        """Return after how long the ranks abandon a save in which one of them makes no progress."""
-        return self._together.work_timeout_s
 
     def require_room(self) -> None:
         """Refuse a disk that cannot hold the first checkpoint, before any step is trained.
@@ -283,12 +250,10 @@ class Saver:
         Raises:
             CheckpointError: the save failed.
         """
-        if self._in_flight is not None:
-            self._in_flight.join()
-            self._in_flight = None
-        if self._removing is not None:
-            self._removing.join()
-            self._removing = None
+        for thread in (self._in_flight, self._removing):
+            if thread is not None:
+                thread.join()
+        self._in_flight = self._removing = None
         if self._failed is not None:
             failed, self._failed = self._failed, None
             raise failed
@@ -404,8 +369,15 @@ class Saver:
             self._removing = threading.Thread(target=remove, name="checkpoint-removal")
             self._removing.start()
         seconds = time.perf_counter() - save.started
-        waited_s = seconds if blocked_s is None else blocked_s
-        self._on_published(SavedCheckpoint(save.step, save.mode, waited_s, seconds, save.parts.bytes, own.removed))
+        saved = {
+            "step": save.step,
+            "mode": save.mode,
+            "seconds": round(seconds if blocked_s is None else blocked_s, 4),
+            "written_s": round(seconds, 4),
+            "bytes": save.parts.bytes,
+            "path": str(self.run.checkpoint(save.step)),
+        }
+        self._on_published(saved, own.removed)
 
     def _discard(self, save: _Save) -> None:
         if self.world.is_first:
@@ -447,39 +419,27 @@ def make_saver(
 ) -> Saver:
     """Return the saver of this run's checkpoints."""
     facts = {"strategy": attempt.plan.strategy, "shard_ranks": attempt.plan.shard_ranks, "run": attempt.run.name}
-    content = CheckpointContent(strategy, model, tokenizer, published, facts, partial(_progress, attempt, identity))
-    return Saver(
-        attempt.run, attempt.world, content, attempt.spec.checkpoint, partial(_log_saved, attempt), attempt.events.sync
-    )
 
+    def progress(done: int) -> dict[str, Any]:
+        """Return what a resume needs beside the state: schedule and data depend only on the step and on these facts."""
+        return {
+            "step": done,
+            **msgspec.to_builtins(identity),
+            "sequences_done": done * attempt.batch.global_batch_size,
+            "global_batch_size": attempt.batch.global_batch_size,
+            "data_seed": attempt.data.seed,
+            "scaler": None,  # bfloat16 and float32 need no loss scaling
+        }
 
-def _progress(attempt: Attempt, identity: TrainingIdentity, done: int) -> dict[str, Any]:
-    """Return what a resume needs beside the state: schedule and data depend only on the step and on these facts."""
-    return {
-        "step": done,
-        **msgspec.to_builtins(identity),
-        "sequences_done": done * attempt.batch.global_batch_size,
-        "global_batch_size": attempt.batch.global_batch_size,
-        "data_seed": attempt.data.seed,
-        "scaler": None,  # bfloat16 and float32 need no loss scaling
-    }
+    def log(saved: dict[str, Any], removed: tuple[int, ...]) -> None:
+        if removed and attempt.world.is_first:
+            steps = ", ".join(str(step) for step in removed)
+            message = f"checkpoints of steps {steps} were removed to make room on the disk"
+            attempt.events.write("warning", what="checkpoint", message=message)
+        attempt.events.write("checkpoint", **saved)
 
-
-def _log_saved(attempt: Attempt, saved: SavedCheckpoint) -> None:
-    if saved.removed and attempt.world.is_first:
-        steps = ", ".join(str(step) for step in saved.removed)
-        attempt.events.write(
-            "warning", what="checkpoint", message=f"checkpoints of steps {steps} were removed to make room on the disk"
-        )
-    attempt.events.write(
-        "checkpoint",
-        step=saved.step,
-        mode=saved.mode,
-        seconds=round(saved.stalled_s, 4),
-        written_s=round(saved.seconds, 4),
-        bytes=saved.bytes,
-        path=str(attempt.run.checkpoint(saved.step)),
-    )
+    content = CheckpointContent(strategy, model, tokenizer, published, facts, progress)
+    return Saver(attempt.run, attempt.world, content, attempt.spec.checkpoint, log, attempt.events.sync)
 
 
 class CheckpointSchedule:
@@ -496,10 +456,6 @@ class CheckpointSchedule:
         """Remember the held-out loss after `done` steps, for the manifest of their checkpoint."""
         self._evaluated = (done, loss if math.isfinite(loss) else None)
 
-    def due(self, done: int) -> bool:
-        """Return whether a checkpoint is due after `done` steps."""
-        return self._spec.mode != "none" and bool(self._spec.every) and done % (self._spec.every or 1) == 0
-
     def save(self, done: int, mode: str, *, last: bool = False) -> None:
         if (done, mode) in self._saved or (done, "full") in self._saved:
             return
@@ -512,7 +468,7 @@ class CheckpointSchedule:
         self._attempt.phase("train", step=done)
 
     def save_due(self, done: int) -> None:
-        if self.due(done):
+        if self._spec.mode != "none" and self._spec.every and done % self._spec.every == 0:
             self.save(done, self._spec.mode)
 
     def save_end(self, done: int) -> None:

@@ -117,16 +117,12 @@ def _saved_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     return {**{n: p.detach() for n, p in parameters.items()}, **buffers}
 
 
-def converted(model: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Convert weights to the names and layout in which transformers stores this kind of model."""
+def _unchanged(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return the weights that transformers stores under their names and in their layout."""
     from transformers.core_model_loading import revert_weight_conversion
 
-    return revert_weight_conversion(model, tensors)
-
-
-def _unchanged(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> list[str]:
     meta = {n: torch.empty_like(t, device="meta") for n, t in tensors.items()}
-    out = converted(model, dict(meta))
+    out = revert_weight_conversion(model, dict(meta))
     return [n for n, t in meta.items() if out.get(n) is t]
 
 
@@ -212,6 +208,8 @@ def write_files(
     Raises:
         CheckpointError: a weight that was put together from parts differs from these.
     """
+    from transformers.core_model_loading import revert_weight_conversion
+
     by_key: dict[str, list[PartHash]] = {}
     for part in held:
         by_key.setdefault(part.key, []).append(part)
@@ -237,9 +235,8 @@ def write_files(
                         f"{part.key} (elements {part.offset} to {part.offset + part.numel}) differs from the memory of "
                         "the rank that holds it"
                     )
-        out = (
-            {published.keys[n]: t for n, t in tensors.items()} if published.adapted else dict(converted(model, tensors))
-        )
+        by_name = {published.keys[n]: t for n, t in tensors.items()} if published.adapted else {}
+        out = by_name or dict(revert_weight_conversion(model, tensors))
         hashes[file] = write_safetensors(folder / file, out, {"format": "pt"})
         places |= dict.fromkeys(out, file)
     return hashes, places
@@ -258,39 +255,17 @@ def read_configs(published: PublishedFiles, model: Any, tokenizer: Any) -> dict[
     """Return the small files beside the weights by name: the same in each checkpoint of a run, and slow to make."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_configs(folder, published, model, tokenizer)
         if published.adapted:  # PEFT writes its weights, too: here one number for each
             numbers = {n: torch.zeros(1) for n in published.keys}
             model.save_pretrained(  # "auto" would ask the hub whether the vocabulary was resized
                 str(folder), state_dict=numbers, safe_serialization=True, save_embedding_layers=False
             )
             (folder / ADAPTER_FILE).unlink()
+        else:  # as model.save_pretrained does, which imports DeepSpeed to look for its wrapper
+            model.config.dtype = str(model.dtype).removeprefix("torch.")
+            model.config.architectures = [type(model).__name__.removeprefix("FSDP")]
+            model.config.save_pretrained(str(folder))
+            if model.can_generate():
+                model.generation_config.save_pretrained(str(folder))
+        tokenizer.save_pretrained(str(folder))
         return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
-def write_configs(folder: Path, published: PublishedFiles, model: Any, tokenizer: Any) -> None:
-    """Write the model's configuration (not that of an adapter) and the tokenizer."""
-    if not published.adapted:
-        # as model.save_pretrained does, which imports DeepSpeed to look for its wrapper
-        model.config.dtype = str(model.dtype).removeprefix("torch.")
-        model.config.architectures = [type(model).__name__.removeprefix("FSDP")]
-        model.config.save_pretrained(str(folder))
-        if model.can_generate():
-            model.generation_config.save_pretrained(str(folder))
-    tokenizer.save_pretrained(str(folder))
-
-
-def write_model(folder: Path, model: nn.Module, tokenizer: Any) -> None:
-    """Write a whole model that this process holds, as ``save_pretrained`` does, to files of at most `LARGE_BYTES`.
-
-    ``save_pretrained`` itself imports DeepSpeed where it is installed, which takes longer than writing a small model.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    published = plan_published_files(model, 1)
-    tensors, places = _saved_tensors(model), {}
-    for file, names in zip(published.file_names(), published.files, strict=True):
-        out = {k: t.contiguous() for k, t in converted(model, {n: tensors[n] for n in names}).items()}
-        write_safetensors(folder / file, out, {"format": "pt"})
-        places |= dict.fromkeys(out, file)
-    write_index(folder, published, places)
-    write_configs(folder, published, model, tokenizer)

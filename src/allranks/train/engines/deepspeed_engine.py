@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -49,10 +50,6 @@ from allranks.train.strategies.base import (
 )
 from allranks.train.strategies.shards import StateRange, TensorShard, whole_weights
 
-_CURE = (
-    f"it may require another torch than {torch.__version__}: pip install --upgrade 'deepspeed>=0.16', or use zero1, "
-    "zero2, zero3"
-)
 Json = dict[str, Any]
 Named = Sequence[tuple[str, nn.Parameter]]
 
@@ -68,41 +65,22 @@ def load_deepspeed() -> Any:
     try:
         with silence_deepspeed():
             deepspeed: Any = import_module("deepspeed")
-    except ImportError as error:
-        raise EnvironmentNotAble(
-            (
-                "DeepSpeed is not installed here; pip install 'allranks[deepspeed]', or use zero1, zero2, zero3 or "
-                "pytorch_zero3"
+    except (ImportError, OSError, RuntimeError, ValueError, AttributeError, AssertionError) as error:
+        if isinstance(error, ImportError) and error.name == "deepspeed":
+            problem = "DeepSpeed is not installed here; pip install 'allranks[deepspeed]', or use zero1, zero2, zero3"
+        else:
+            problem = (
+                f"DeepSpeed cannot be imported: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}; "
+                f"it may require another torch than {torch.__version__}: pip install --upgrade 'deepspeed>=0.16', or "
+                "use zero1, zero2, zero3"
             )
-            if error.name == "deepspeed"
-            else f"DeepSpeed cannot be imported: {_first_line(error)}; {_CURE}"
-        ) from None
-    except (OSError, RuntimeError, ValueError, AttributeError, AssertionError) as error:
-        raise EnvironmentNotAble(
-            f"DeepSpeed cannot be imported: {type(error).__name__}: {_first_line(error)}; {_CURE}"
-        ) from None
+        raise EnvironmentNotAble(problem) from None
     deepspeed.utils.logger.setLevel(logging.WARNING)
-    for name in (
-        "all_gather_into_tensor",
-        "reduce_scatter_tensor",
-    ):  # torch 2.13 warns about their new names at every call
+    for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):  # torch 2.13 warns of new names at every call
         warnings.filterwarnings("ignore", rf".*{name}. is deprecated", FutureWarning)
     if _accelerator() == "cpu":  # otherwise a shared-memory all-reduce is compiled at the start if there is a compiler
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
-
-
-def require_accelerator(device: torch.device) -> None:
-    """Check that DeepSpeed, which chooses its accelerator once per process, uses the model's kind of device.
-
-    Raises:
-        EnvironmentNotAble: it uses another kind.
-    """
-    if _accelerator() != device.type:
-        raise EnvironmentNotAble(
-            f"DeepSpeed chose {_accelerator()} as its accelerator, but the model is on {device.type}; set cluster.env: "
-            f"{{DS_ACCELERATOR: {device.type}}}"
-        )
 
 
 def _accelerator() -> str:
@@ -130,46 +108,27 @@ def readable_arch_list(device: torch.device) -> Iterator[None]:
     cannot, like ``9.0a``."""
     name = "TORCH_CUDA_ARCH_LIST"
     before = os.environ.get(name, "")
-    if device.type != "cuda" or all(_ARCHITECTURE.fullmatch(word) for word in re.split(r"[;\s]+", before.strip())):
-        yield
-        return
-    os.environ[name] = ".".join(map(str, torch.cuda.get_device_capability(device)))
+    readable = all(_ARCHITECTURE.fullmatch(word) for word in re.split(r"[;\s]+", before.strip()))
+    if device.type == "cuda" and not readable:
+        os.environ[name] = ".".join(map(str, torch.cuda.get_device_capability(device)))
     try:
         yield
     finally:
-        os.environ[name] = before
+        if before:
+            os.environ[name] = before
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [""])[0][:300]
-
-
-class DataParallelMpu:
-    """Process groups for DeepSpeed: this run's group, with its timeout, and no model parallelism."""
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
-
-    def get_data_parallel_group(self) -> dist.ProcessGroup:
-        return self._group
-
-    def get_data_parallel_world_size(self) -> int:
-        return dist.get_world_size(self._group)
-
-    def get_data_parallel_rank(self) -> int:
-        return dist.get_rank(self._group)
-
-    def get_data_parallel_group_ranks(self) -> list[int]:
-        return dist.get_process_group_ranks(self._group)
-
-    def get_model_parallel_group(self) -> None:
-        return None
-
-    def get_model_parallel_world_size(self) -> int:
-        return 1
-
-    def get_model_parallel_rank(self) -> int:
-        return 0
+def data_parallel_mpu(group: dist.ProcessGroup) -> Any:
+    """Return process groups for DeepSpeed: this run's group, with its timeout, and no model parallelism."""
+    return SimpleNamespace(
+        get_data_parallel_group=lambda: group,
+        get_data_parallel_world_size=lambda: dist.get_world_size(group),
+        get_data_parallel_rank=lambda: dist.get_rank(group),
+        get_data_parallel_group_ranks=lambda: dist.get_process_group_ranks(group),
+        get_model_parallel_group=lambda: None,
+        get_model_parallel_world_size=lambda: 1,
+        get_model_parallel_rank=lambda: 0,
+    )
 
 
 class GuardedOptimizer:
@@ -181,9 +140,7 @@ class GuardedOptimizer:
     def __init__(self, inner: torch.optim.Optimizer, found_inf: Callable[[], torch.Tensor]) -> None:
         self._inner, self._found_inf, self._update = inner, found_inf, inner.step
         self._on_device = bool(inner.defaults.get("fused"))
-        self._hooks: OrderedDict[int, Callable[..., Any]] = (
-            OrderedDict()
-        )  # a plain dict does not support weak references
+        self._hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()  # a plain dict has no weak references
         self._begun = False
         inner.step = self._step  # type: ignore[method-assign]
 
@@ -321,7 +278,11 @@ class DeepSpeedZero(LoopStrategy):
         if not self._named:
             raise SpecError("no parameter is trained: DeepSpeed needs at least one")
         device = self._named[0][1].device
-        require_accelerator(device)
+        if _accelerator() != device.type:  # it is chosen once per process
+            raise EnvironmentNotAble(
+                f"DeepSpeed chose {_accelerator()} as its accelerator, but the model is on {device.type}; set "
+                f"cluster.env: {{DS_ACCELERATOR: {device.type}}}"
+            )
         started = time.perf_counter()
         self.engine_config = self._config = self._final(device, dist.get_world_size(group), clip_norm)
         self._complete = MissingGradientCheck(self._named)
@@ -374,7 +335,7 @@ class DeepSpeedZero(LoopStrategy):
             if own
             else [g for g in ({"params": decayed}, {"params": plain, "weight_decay": 0.0}) if g["params"]],
             config=self._config,
-            mpu=DataParallelMpu(self._group),
+            mpu=data_parallel_mpu(self._group),
             dist_init_required=False,
         )
         return engine, zero

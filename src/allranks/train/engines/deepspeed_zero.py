@@ -34,9 +34,9 @@ import torch.distributed as dist
 from allranks.errors import RunFailed
 from allranks.spec.strategies.deepspeed_zero import MAX_LIVE_ELEMENTS
 from allranks.train.engines.deepspeed_engine import (
-    DataParallelMpu,
     DeepSpeedReplicated,
     DeepSpeedZero,
+    data_parallel_mpu,
     partition_ranges,
     partitions,
 )
@@ -106,7 +106,7 @@ class DeepSpeedZero3(DeepSpeedZero):
         zero: Any = import_module("deepspeed.runtime.zero")
         self._deepspeed.init_distributed(dist_init_required=False, verbose=False)  # uses the existing process group
         cutter = zero.Init(
-            data_parallel_group=self._group, mpu=DataParallelMpu(self._group), config_dict_or_path=self._config
+            data_parallel_group=self._group, mpu=data_parallel_mpu(self._group), config_dict_or_path=self._config
         )
         world, rank = dist.get_world_size(self._group), dist.get_rank(self._group)
         for name, p in self._model.named_parameters():

@@ -15,34 +15,25 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
-from allranks.errors import EnvironmentNotAble, ProofFailed
-
-try:
-    import accelerate
-except ImportError as error:  # before transformers' Trainer, which needs it and fails with a longer message
-    raise EnvironmentNotAble(
-        f"hf_trainer needs Accelerate, which cannot be imported: {str(error).splitlines()[0]}; "
-        "pip install 'allranks[train]', or use pytorch_ddp"
-    ) from None
-
+import accelerate
 import msgspec
 import torch
 import torch.distributed as dist
 import transformers
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainerCallback, TrainerControl
 from transformers.trainer_callback import PrinterCallback
 
+from allranks.errors import EnvironmentNotAble, ProofFailed
 from allranks.rundir.events import EventLog
-from allranks.spec.records import TrainSpec
 from allranks.spec.strategies import hf_trainer
 from allranks.train import distributed
 from allranks.train.data.batches import Batch, Rows, SampleOrder
 from allranks.train.distributed import DistContext
-from allranks.train.loop import StepWatcher, learning_rate
+from allranks.train.loop import StepWatcher, learning_rate, set_learning_rate
 from allranks.train.patches import define_cpu_set_device
 from allranks.train.step_metrics import (
     LoopPlan,
@@ -71,18 +62,11 @@ class RowDataset(IterableDataset[Batch]):
 
     def __init__(self, order: SampleOrder, make_batch: Callable[[Rows], Batch], first: int, last: int) -> None:
         self._order, self._make, self._first, self._last = order, make_batch, first, last
-        self._seen: Batch | None = None
-
-    def peek(self) -> Batch:
-        """Return the first micro-batch without consuming it."""
-        self._seen = self._seen or self._make(self._order.micro_batches(self._first)[0])
-        return self._seen
 
     def __iter__(self) -> Iterator[Batch]:
         for step in range(self._first, self._last):
             for rows in self._order.micro_batches(step):
-                seen, self._seen = self._seen, None
-                yield seen or self._make(rows)
+                yield self._make(rows)
 
 
 class TrainerStep:
@@ -133,11 +117,7 @@ class TrainerStep:
             EnvironmentNotAble: this version of transformers is not supported.
         """
         if self._norm is None:
-            raise EnvironmentNotAble(
-                f"hf_trainer: the Trainer of transformers {transformers.__version__} did not compute the gradient "
-                "norm, so a non-finite loss would not be noticed; use a version that this project was tested with "
-                "(5.23), or strategy pytorch_ddp"
-            )
+            raise unsupported("did not compute the gradient norm, so a non-finite loss would not be noticed")
         return StepWork(
             step=self.step,
             loss_sum=self._loss_sum,
@@ -221,11 +201,9 @@ class RanksTrainer(Trainer):
         self._checked = True
         share = self._share.detach()
         if not torch.allclose(used, share, rtol=1e-6, atol=0.0, equal_nan=True):
-            raise EnvironmentNotAble(
-                f"hf_trainer: the Trainer of transformers {transformers.__version__} ran backward from "
-                f"{float(used):.6g}, but the step's token-weighted loss is {float(share):.6g}: it averages over "
-                "micro-steps on its own. Use a version that this project was tested with (5.23), or strategy "
-                "pytorch_ddp"
+            raise unsupported(
+                f"ran backward from {float(used):.6g}, but the step's token-weighted loss is {float(share):.6g}: it "
+                "averages over micro-steps on its own"
             )
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
@@ -242,19 +220,12 @@ class RanksTrainer(Trainer):
         return norm
 
 
-class RunSchedule(LRScheduler):
-    """Schedule the rates of `optimizer.learning_rate`, starting at optimizer step `first` (counted from 0)."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, train: TrainSpec, first: int, total: int) -> None:
-        self._train, self._total = train, total
-        for group in optimizer.param_groups:
-            group["initial_lr"] = train.lr
-        super().__init__(optimizer, last_epoch=first - 1)  # the constructor makes one step
-
-    def get_lr(self) -> list[float | torch.Tensor]:
-        """Return the same rate for all groups."""
-        rate = learning_rate(self._train, self.last_epoch, self._total)
-        return [rate for _ in self.optimizer.param_groups]
+def unsupported(problem: str) -> EnvironmentNotAble:
+    """Return the error for a version of transformers whose Trainer does not do what this engine needs."""
+    return EnvironmentNotAble(
+        f"hf_trainer: the Trainer of transformers {transformers.__version__} {problem}. Use a version that this project "
+        "was tested with (5.23), or strategy pytorch_ddp"
+    )
 
 
 def check_wrapped(trainer: Any, world: DistContext, find_unused_parameters: bool) -> None:
@@ -264,30 +235,25 @@ def check_wrapped(trainer: Any, world: DistContext, find_unused_parameters: bool
         ProofFailed: it trains alone, on another device, or without the DDP wrapper.
     """
     processes = trainer.accelerator.num_processes
-    if processes != world.size:
-        raise ProofFailed(
-            f"hf_trainer: Accelerate sees {processes} processes, the run has {world.size} ranks: this rank would train "
-            "alone on all rows"
-        )
     ours, its = world.device, trainer.args.device
-    if ours.type != its.type or (ours.type == "cuda" and ours.index != its.index):
-        raise ProofFailed(f"hf_trainer: the Trainer computes on {its}, this rank on {ours}")
-    if world.size == 1:
+    if processes != world.size:
+        problem = f"Accelerate sees {processes} processes, the run has {world.size} ranks: this rank would train alone"
+    elif ours.type != its.type or (ours.type == "cuda" and ours.index != its.index):
+        problem = f"the Trainer computes on {its}, this rank on {ours}"
+    elif world.size == 1:
         return
-    wrapped = trainer.model_wrapped
-    if not isinstance(wrapped, DistributedDataParallel):
-        raise ProofFailed(
-            f"hf_trainer: the Trainer left the model as a {type(wrapped).__name__} instead of wrapping it in "
+    elif not isinstance(wrapped := trainer.model_wrapped, DistributedDataParallel):
+        problem = (
+            f"the Trainer left the model as a {type(wrapped).__name__} instead of wrapping it in "
             "DistributedDataParallel: the ranks' weights would diverge silently (on CPUs it wraps only with use_cpu)"
         )
-    size = dist.get_world_size(wrapped.process_group)
-    if size != world.size:
-        raise ProofFailed(f"hf_trainer: the wrapper averages over {size} of {world.size} ranks")
-    if bool(wrapped.find_unused_parameters) != find_unused_parameters:
-        raise ProofFailed(
-            f"hf_trainer: the wrapper has find_unused_parameters={wrapped.find_unused_parameters}, expected "
-            f"{find_unused_parameters}"
-        )
+    elif (size := dist.get_world_size(wrapped.process_group)) != world.size:
+        problem = f"the wrapper averages over {size} of {world.size} ranks"
+    elif bool(wrapped.find_unused_parameters) != find_unused_parameters:
+        problem = f"the wrapper's find_unused_parameters is {wrapped.find_unused_parameters}, not as in the spec"
+    else:
+        return
+    raise ProofFailed(f"hf_trainer: {problem}")
 
 
 def bucket_bytes(wrapped: Any) -> int:
@@ -348,9 +314,8 @@ class TrainerLoop(TrainerCallback):
         if self._plan.first_step < self._plan.total_steps:
             self._random = distributed.rng_state()
             self._began = time.perf_counter()
-            with tempfile.TemporaryDirectory(
-                prefix="allranks-trainer-"
-            ) as folder:  # required by the Trainer, which writes nothing there
+            # the Trainer requires a folder, and writes nothing there
+            with tempfile.TemporaryDirectory(prefix="allranks-trainer-") as folder:
                 self._trainer = self._made(folder)
                 try:
                     self._trainer.train()
@@ -381,17 +346,18 @@ class TrainerLoop(TrainerCallback):
                 backend=dist.get_backend(self._world.group),
             ),
         )
-        self._feed = RowDataset(self._order, self._make_batch, first, total)
+        feed = RowDataset(self._order, self._make_batch, first, total)
         define_cpu_set_device()
         return RanksTrainer(
             # with its own generator: the default one would change dropout's random state
-            feed=DataLoader(self._feed, batch_size=None, generator=torch.Generator()),
+            feed=DataLoader(feed, batch_size=None, generator=torch.Generator()),
             running=self._running,
             ranks=self._world.size,
             begin=self._step_begins,
             model=strategy.module,
             args=transformers.TrainingArguments(**{**given, "output_dir": folder, "max_steps": total - first}),
-            optimizers=(strategy.optimizer, RunSchedule(strategy.optimizer, plan.train, first, total)),
+            # the schedule of the run is set at the beginning of each step
+            optimizers=(strategy.optimizer, LambdaLR(strategy.optimizer, lambda step: 1.0)),
             callbacks=[self],
         )
 
@@ -406,7 +372,7 @@ class TrainerLoop(TrainerCallback):
                 # rounded differently
                 model: Any = self._trainer.model_wrapped
                 model.train()
-                (model(self._feed.peek()) * 0.0).backward()
+                (model(self._make_batch(self._order.micro_batches(self._plan.first_step)[0])) * 0.0).backward()
                 self._strategy.optimizer.zero_grad(set_to_none=True)
                 if self._plan.router_loss is not None:
                     self._plan.router_loss.take()
@@ -425,7 +391,9 @@ class TrainerLoop(TrainerCallback):
     def _step_begins(self, done: int) -> None:
         step = self._plan.first_step + done
         self._watcher.step_begins(step)
-        self._running.begin(step, self._step_metrics.trained(step), self._strategy.optimizer.param_groups[0]["lr"])
+        rate = learning_rate(self._plan.train, step, self._plan.total_steps)
+        set_learning_rate(self._strategy.optimizer, rate)
+        self._running.begin(step, self._step_metrics.trained(step), rate)
 
     def on_optimizer_step(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
         """Record that the optimizer has made its step."""
