@@ -25,6 +25,7 @@ from allranks.rundir.files import open_append, replace_non_finite
 from allranks.rundir.heartbeat import heartbeat
 from allranks.rundir.paths import RunDir
 from allranks.utils.inputs import read_appended, read_lines
+from allranks.utils.machine import host_name
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder()
@@ -270,3 +271,19 @@ def _count(value: Any) -> int:
 
 # One per process, as the heartbeat is: the program reports through it from anywhere.
 reporter = ProgressReporter()
+
+
+def open_event_log(run: RunDir, attempt: int, resumed_from: int | None) -> EventLog:
+    """Open this rank's event log and write its first event, which says where the rank runs."""
+    rank = int(os.environ["RANK"])
+    events = EventLog(run.events_of(rank), rank)
+    events.write(
+        "start",
+        host=host_name(),
+        local_rank=int(os.environ["LOCAL_RANK"]),
+        attempt=attempt,
+        pid=os.getpid(),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        resumed_from=resumed_from,
+    )
+    return events

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -19,7 +18,6 @@ from allranks.spec import RunSpec
 from allranks.spec.records import DataSpec, ModelSpec
 from allranks.train.distributed import DistContext
 from allranks.train.step_metrics import StopRequest
-from allranks.utils.machine import host_name
 
 
 class AttemptArgs(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,23 +76,7 @@ def load_attempt_args(run: RunDir, attempt: int) -> AttemptArgs:
     return msgspec.convert(read_json(run.logs_of(attempt) / "args.json") or {}, AttemptArgs)
 
 
-def open_event_log(run: RunDir, attempt: int, resumed_from: int | None) -> EventLog:
-    """Open this rank's event log and write its first event, which says where the rank runs."""
-    rank = int(os.environ["RANK"])
-    events = EventLog(run.events_of(rank), rank)
-    events.write(
-        "start",
-        host=host_name(),
-        local_rank=int(os.environ["LOCAL_RANK"]),
-        attempt=attempt,
-        pid=os.getpid(),
-        world_size=int(os.environ["WORLD_SIZE"]),
-        resumed_from=resumed_from,
-    )
-    return events
-
-
-RECORDED_PACKAGES = (
+RECORDED_PACKAGES = [
     "torch",
     "transformers",
     "peft",
@@ -104,7 +86,7 @@ RECORDED_PACKAGES = (
     "safetensors",
     "numpy",
     "allranks",
-)
+]
 
 
 def versions() -> dict[str, str]:

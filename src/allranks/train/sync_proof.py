@@ -66,7 +66,6 @@ def add_checksums(a: TensorSums, b: TensorSums) -> TensorSums:
     return a[0] + b[0], (a[1] + b[1]) % MODULUS, (a[2] + b[2]) % MODULUS
 
 
-MAX_ROWS_CHECKED = 4_000_000
 MAX_STEPS_CHECKED = 20_000
 
 
@@ -99,8 +98,9 @@ def prove_ranks(
         ProofFailed: the message names the rank that differs, and in what.
     """
     _check_ranks(world, planned_size)
-    weights = _check_weights(world, model, before_sharding)
-    if tokens is not None:  # each row is in exactly one sequence
+    same_model = "Ranks must build the same model from the same seed and files"
+    weights = prove_weights(world, model, "step-0 proof", same_model, before_sharding)
+    if tokens is not None:
         counts = np.bincount(tokens.pack_rows, minlength=len(tokens.labels))
         if (counts != 1).any():
             raise ProofFailed(
@@ -124,10 +124,9 @@ def _check_ranks(world: DistContext, planned_size: int) -> None:
         absent = [r for r, n in enumerate(counts) if n == 0]
         double = [r for r, n in enumerate(counts) if n > 1]
         raise ProofFailed(
-            f"step-0 proof: {planned_size} ranks were planned, but {sum(counts)} of a group of {world.size} answered"
-            + (f"; absent: rank {_rank_list(absent)}" if absent else "")
-            + (f"; answered more than once: rank {_rank_list(double)}" if double else "")
-            + ". The ranks are not one job: check how they were launched"
+            f"step-0 proof: {planned_size} ranks were planned, but {sum(counts)} of a group of {world.size} answered; "
+            f"absent: rank {format_list(absent, 8) or 'none'}; answered more than once: rank "
+            f"{format_list(double, 8) or 'none'}. The ranks are not one job: check how they were launched"
         )
 
 
@@ -142,25 +141,22 @@ def weights_digest(model: nn.Module) -> bytes:
     return digest.digest()
 
 
-def prove_weights(world: DistContext, model: nn.Module, when: str) -> str:
+def prove_weights(
+    world: DistContext,
+    model: nn.Module,
+    proof: str = "proof",
+    cure: str = "Their gradients were not averaged over the ranks",
+    before_sharding: bytes | None = None,
+) -> str:
     """Check that the weights are equal on all ranks, and return their hash. Collective.
 
     Args:
-        when: for the message, such as ``after step 10``.
+        proof, cure: for the message, such as ``proof after step 10``.
+        before_sharding: as in `prove_ranks`.
 
     Raises:
         ProofFailed: the weights of a rank differ.
     """
-    return _check_weights(world, model, None, f"proof {when}", "Their gradients were not averaged over the ranks")
-
-
-def _check_weights(
-    world: DistContext,
-    model: nn.Module,
-    before_sharding: bytes | None,
-    proof: str = "step-0 proof",
-    cure: str = "Ranks must build the same model from the same seed and files",
-) -> str:
     mine = before_sharding or weights_digest(model)
     own = torch.tensor(list(mine), dtype=torch.uint8, device=world.device)
     every = [torch.zeros_like(own) for _ in range(world.size)]
@@ -171,22 +167,20 @@ def _check_weights(
     usual = max(set(digests), key=digests.count)
     odd = [r for r, d in enumerate(digests) if d != usual]
     raise ProofFailed(
-        f"{proof}: the weights are not equal on all ranks: rank {_rank_list(odd)} differs from the others"
+        f"{proof}: the weights are not equal on all ranks: rank {format_list(odd, 8)} differs from the others"
         f"{'' if before_sharding else _where_they_differ(world, model, odd[0])}. {cure}"
     )
 
 
 def _where_they_differ(world: DistContext, model: nn.Module, odd: int) -> str:
     """Describe the tensors in which a rank differs, found by comparing short hashes of each."""
-    names = sorted(model.state_dict())
-    state = model.state_dict()
-    mine: dict[str, str] = {n: f"{tuple(state[n].shape)} {checksums(state[n])}" for n in names}
+    mine = {name: f"{tuple(tensor.shape)} {checksums(tensor)}" for name, tensor in model.state_dict().items()}
     everyone: list[Any] = [None] * world.size
     dist.all_gather_object(everyone, mine, group=world.control)
     other = next(r for r in range(world.size) if everyone[r] != everyone[odd])
     keys = sorted(everyone[odd].keys() | everyone[other].keys())
     different = [k for k in keys if everyone[odd].get(k) != everyone[other].get(k)]
-    return f", in {len(different)} of {len(keys)} tensors, first {different[0]}" if different else ""
+    return f", in {len(different)} of {len(keys)} tensors, first {different[0]}"
 
 
 def _check_rows(world: DistContext, order: SampleOrder) -> int:
@@ -194,22 +188,17 @@ def _check_rows(world: DistContext, order: SampleOrder) -> int:
 
     Of a longer epoch the first steps are checked: no row twice, and as many rows as planned.
     """
-    n = min(order.n, MAX_ROWS_CHECKED)
-    mine = order.first_epoch(MAX_STEPS_CHECKED)
-    complete = order.positions_in(MAX_STEPS_CHECKED) == order.n
-    counts = torch.zeros(n, dtype=torch.int32)
-    inside = mine[mine < n]
-    np.add.at(counts.numpy(), inside, 1)
+    planned = order.positions_in(MAX_STEPS_CHECKED)
+    counts = torch.zeros(order.n, dtype=torch.int32)
+    np.add.at(counts.numpy(), order.first_epoch(MAX_STEPS_CHECKED), 1)
     total = counts.to(world.device, copy=True)
     dist.all_reduce(total, group=world.group)
-    total = total.cpu()
     twice, never = int((total > 1).sum()), int((total == 0).sum())
-    planned = order.positions_in(MAX_STEPS_CHECKED)
-    if twice == 0 and (never == 0 if complete else n < order.n or int(total.sum()) == planned):
-        return int(total.sum())
+    if twice == 0 and int(total.sum()) == planned:
+        return planned
     raise ProofFailed(
-        f"step-0 proof: the ranks' rows are not disjoint and complete: of {n} rows {twice} are taken more than once "
-        f"and {never} are not taken{_who_overlaps(world, counts)}. Each rank must read its own part of the data"
+        f"step-0 proof: the ranks' rows are not disjoint and complete: of {order.n} rows {twice} are taken more than "
+        f"once and {never} are not taken{_who_overlaps(world, counts)}. Each rank must read its own part of the data"
     )
 
 
@@ -260,7 +249,3 @@ def _who_overlaps(world: DistContext, mine: torch.Tensor) -> str:
             if shared:
                 return f"; rank {b} shares {shared} rows with rank {a}"
     return ""
-
-
-def _rank_list(ranks: list[int]) -> str:
-    return format_list(ranks, 8)

@@ -17,11 +17,10 @@ from types import CodeType, ModuleType
 
 from allranks.errors import EnvironmentNotAble
 from allranks.planning.rank_environment import SCRIPT_ARGS, script_arguments
-from allranks.rundir.events import EventLog, reporter
+from allranks.rundir.events import open_event_log, reporter
 from allranks.rundir.heartbeat import SCRIPT_PHASE, heartbeat
 from allranks.rundir.paths import RunDir
 from allranks.spec.records import ScriptSpec
-from allranks.utils.machine import host_name
 
 _kept: list[ModuleType] = []
 
@@ -36,18 +35,8 @@ def run_user_script(run: RunDir, script: ScriptSpec, attempt: int) -> int:
         SystemExit: with any other code or a text.
         BaseException: whatever the program raises.
     """
-    rank, own = int(os.environ["RANK"]), os.getpid()
-    events = EventLog(run.events_of(rank), rank)
-    world = int(os.environ["WORLD_SIZE"])
-    events.write(
-        "start",
-        attempt=attempt,
-        pid=own,
-        world_size=world,
-        host=host_name(),
-        local_rank=int(os.environ["LOCAL_RANK"]),
-        resumed_from=None,
-    )
+    own = os.getpid()
+    events = open_event_log(run, attempt, None)
     heartbeat.phase(SCRIPT_PHASE)
     reporter.open(events)
     arguments = script_arguments(script, dict(os.environ))
@@ -126,20 +115,13 @@ def _close_files(own: int) -> None:
     # `isinstance` would ask objects for their class: some warn or import modules on any attribute access.
     files = [file for file in gc.get_objects() if issubclass(type(file), io.IOBase)]
     # A text file writes to a buffer, and a compressed one to another; the outermost comes first.
-    for kind in (io.TextIOBase, io.BufferedIOBase):
-        for file in files:
-            if isinstance(file, kind) and not isinstance(file, _LAST) and not _is_standard(file):
-                with suppress(Exception):
-                    file.close()
+    files = [file for file in files if isinstance(file, (io.TextIOBase, io.BufferedIOBase)) and not _is_standard(file)]
+    files.sort(key=lambda f: (isinstance(f, io.BufferedIOBase), isinstance(f, (io.BufferedWriter, io.BufferedRandom))))
     for file in files:
-        if isinstance(file, _LAST) and not _is_standard(file):
-            with suppress(Exception):
-                file.close()
+        with suppress(Exception):
+            file.close()
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).fflush(None)  # what C extensions have printed
-
-
-_LAST = (io.BufferedWriter, io.BufferedRandom)
 
 
 def _is_standard(file: io.IOBase) -> bool:

@@ -11,13 +11,13 @@ import torch.distributed as dist
 
 from allranks.errors import AllranksError, NonFiniteLoss
 from allranks.planning.records import load_plan
-from allranks.rundir.events import read_events
+from allranks.rundir.events import open_event_log, read_events
 from allranks.rundir.heartbeat import FINISH_PHASE, PREPARE_PHASE, heartbeat
 from allranks.rundir.paths import RunDir
 from allranks.spec.models import is_mlp
 from allranks.spec.records import RunSpec
 from allranks.spec.validation import batch_warning, warmup_warning, window_warning
-from allranks.train.attempt import Attempt, load_attempt_args, open_event_log
+from allranks.train.attempt import Attempt, load_attempt_args
 from allranks.train.checkpoint.saver import CheckpointSchedule
 from allranks.train.data.batches import SampleOrder, steps_of_epochs
 from allranks.train.data.prepared import PreparedData

@@ -18,14 +18,13 @@ import torch.distributed as dist
 
 from allranks.errors import AllranksError
 from allranks.planning.records import LaunchPlan, load_plan
-from allranks.rundir.events import EventLog
+from allranks.rundir.events import EventLog, open_event_log
 from allranks.rundir.files import write_json
 from allranks.rundir.heartbeat import FINISH_PHASE, PREPARE_PHASE, heartbeat
 from allranks.rundir.paths import RunDir
 from allranks.spec import RunSpec
 from allranks.spec.records import CompareRequest, StrategyChoice
 from allranks.train import strategies
-from allranks.train.attempt import open_event_log
 from allranks.train.benchmark.baseline import UNEVEN_ACCUM, UNEVEN_CLIP_NORM, Baseline, TrialRunner, uneven_trial
 from allranks.train.benchmark.measurements import (
     EXTRA_ROUNDS,

@@ -327,7 +327,7 @@ class TrainerLoop(TrainerCallback):
                 del self._trainer
                 gc.collect()  # the Trainer has reference cycles, which would keep the wrapper's buckets alive
             self._step_metrics.drain()
-            prove_weights(self._world, self._strategy.module, f"after step {self._done}")
+            prove_weights(self._world, self._strategy.module, f"proof after step {self._done}")
         return self._done
 
     def _made(self, folder: str) -> RanksTrainer:
