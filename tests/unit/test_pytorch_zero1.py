@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from allranks.errors import SpecError
-from allranks.train.strategies.data_parallel import PyTorchZero1, refuse_two_dtypes
+from allranks.train.strategies.data_parallel import PyTorchZero1
 
 
 def test_two_dtypes_are_refused_with_the_names_of_both() -> None:
@@ -16,5 +16,3 @@ def test_two_dtypes_are_refused_with_the_names_of_both() -> None:
     nobody: Any = None  # no rank is asked before
     with pytest.raises(SpecError, match=r"adapter.weight is torch.float32, head.weight is torch.bfloat16.*pytorch_ddp"):
         PyTorchZero1(25, False).setup(model, nobody, nobody, None)
-    model["head"].requires_grad_(False)
-    refuse_two_dtypes(model)  # what is frozen is none of its business

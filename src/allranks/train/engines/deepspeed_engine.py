@@ -318,8 +318,9 @@ class DeepSpeedZero(LoopStrategy):
         """Return whether bf16 is on: then DeepSpeed casts the full model. It always requires one dtype of trained
         parameters."""
         whole = self._named[0][1].dtype == torch.bfloat16
-        named = self._model.named_parameters() if whole else self._named
-        require_one_dtype(named, self._named[0], where=where, who="DeepSpeed", others="zero3 or pytorch_ddp")
+        others = self._model.named_parameters() if whole else self._named
+        named = [self._named[0], *others]
+        require_one_dtype(named, where=where, who="DeepSpeed", others="zero3 or pytorch_ddp")
         return whole
 
     def _initialize(self, make_optimizer: MakeOptimizer) -> tuple[Any, Any]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -148,13 +148,13 @@ class LoopStrategy(Strategy):
     warmup: Literal["never", "after_resume", "always"] = "never"
     """When one forward and backward pass is run and discarded before the first step."""
 
-    @abstractmethod
     def accumulate(self) -> AbstractContextManager[Any]:
         """Return a context for micro-steps that must not communicate."""
+        return nullcontext()
 
-    @abstractmethod
     def backward(self, loss: torch.Tensor) -> None:
         """Run backward, with communication if the strategy communicates there."""
+        loss.backward()
 
     @abstractmethod
     def step(self) -> torch.Tensor:
@@ -190,22 +190,18 @@ def has_weight_decay(name: str, parameter: torch.Tensor) -> bool:
     return parameter.ndim >= 2 and not parts[-1].endswith("bias") and not any(p.endswith("norm") for p in parts[:-1])
 
 
-def require_one_dtype(
-    named: Iterable[tuple[str, nn.Parameter]], first: tuple[str, nn.Parameter], *, where: str, who: str, others: str
-) -> None:
-    """Refuse parameters whose dtype differs from that of `first`.
+def require_one_dtype(named: Sequence[tuple[str, nn.Parameter]], *, where: str, who: str, others: str) -> None:
+    """Raise `SpecError` that names two parameters whose dtypes differ.
 
     Args:
         who: what requires one dtype, for the message.
         others: strategies without this requirement, for the message.
-
-    Raises:
-        SpecError: names two parameters that differ.
     """
     for name, p in named:
-        if p.is_floating_point() and p.dtype != first[1].dtype:
+        first, own = named[0]
+        if p.is_floating_point() and p.dtype != own.dtype:
             raise SpecError(
-                f"{where}: {name} is {p.dtype}, {first[0]} is {first[1].dtype}: {who} supports only one dtype; set "
+                f"{where}: {name} is {p.dtype}, {first} is {own.dtype}: {who} supports only one dtype; set "
                 f"model.dtype so that they agree, or use {others}"
             )
 
@@ -334,6 +330,15 @@ class Replicated(ReplicatedWeights, LoopStrategy):
         require_same_order(named, group)
         broadcast_from_first(model, group)
         self._hold(model, named, make_optimizer, group, clip_norm)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Prepare the communication, after the optimizer is made."""
+
+    def _average(self, gradient: torch.Tensor) -> None:
+        """All-reduce a gradient to the mean over ranks, and wait for it."""
+        dist.all_reduce(gradient, group=self._group)
+        gradient.div_(dist.get_world_size(self._group))
 
     def step(self) -> torch.Tensor:
         return clip_and_update(self.optimizer, (p for _, p in self._named), self._clip_norm)

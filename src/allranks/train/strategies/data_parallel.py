@@ -46,7 +46,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -69,10 +69,8 @@ from allranks.train.strategies.gradient_sync import (
     GradientBucket,
     MicroStepState,
     OrderedCollectives,
-    broadcast_from_first,
     gradient_of,
     on_gradient,
-    require_same_order,
     split_into_buckets,
 )
 from allranks.train.strategies.shards import StateRange, whole_states
@@ -89,12 +87,6 @@ class Single(Replicated):
     ) -> None:
         self._hold(model, trained_parameters(model), make_optimizer, group, clip_norm)
 
-    def accumulate(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()
-
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
         return []
 
@@ -102,15 +94,10 @@ class Single(Replicated):
 class SimpleDDP(Replicated):
     """Run a blocking all-reduce per parameter after every backward."""
 
-    def accumulate(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()
         for _, parameter in self._named:
-            gradient = gradient_of(parameter)
-            dist.all_reduce(gradient, group=self._group)
-            gradient.div_(dist.get_world_size(self._group))
+            self._average(gradient_of(parameter))
 
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
         return [Traffic("all_reduce", "after_backward", len(sizes.trained) * accum, sizes.trained_bytes * accum)]
@@ -119,10 +106,7 @@ class SimpleDDP(Replicated):
 class SimpleDDPAccumulating(Replicated):
     """Run a blocking all-reduce per parameter after the last backward of the step."""
 
-    def setup(
-        self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
-    ) -> None:
-        super().setup(model, make_optimizer, group, clip_norm)
+    def _prepare(self) -> None:
         self._micro = MicroStepState()
 
     def accumulate(self) -> AbstractContextManager[Any]:
@@ -130,12 +114,8 @@ class SimpleDDPAccumulating(Replicated):
 
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()
-        if not self._micro.last:
-            return
-        for _, parameter in self._named:
-            gradient = gradient_of(parameter)
-            dist.all_reduce(gradient, group=self._group)
-            gradient.div_(dist.get_world_size(self._group))
+        for _, parameter in self._named if self._micro.last else ():
+            self._average(gradient_of(parameter))
 
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
         return [Traffic("all_reduce", "after_backward", len(sizes.trained), sizes.trained_bytes)]
@@ -144,24 +124,18 @@ class SimpleDDPAccumulating(Replicated):
 class _ReducedInBackward(Replicated):
     """All-reduce each gradient in the last backward, in the order from the last parameter to the first."""
 
-    def setup(
-        self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
-    ) -> None:
-        super().setup(model, make_optimizer, group, clip_norm)
+    def _prepare(self) -> None:
         self._micro = MicroStepState()
-        self._order = OrderedCollectives(len(self._named), self._reduce)
-        last = len(self._named) - 1
-        for i, (_, parameter) in enumerate(self._named):  # backward runs from the last layer to the first
-            on_gradient(parameter, partial(self._ready, last - i))
+        backwards = [parameter for _, parameter in self._named[::-1]]  # backward runs from the last layer to the first
+        self._order = OrderedCollectives(len(backwards), lambda turn: self._reduce(gradient_of(backwards[turn])))
+        for turn, parameter in enumerate(backwards):
+            on_gradient(parameter, partial(self._ready, turn))
 
     def _ready(self, turn: int) -> None:
         if self._micro.last:
             self._order.ready(turn)
 
-    def _gradient(self, turn: int) -> torch.Tensor:
-        return gradient_of(self._named[len(self._named) - 1 - turn][1])
-
-    def _reduce(self, turn: int) -> None:
+    def _reduce(self, gradient: torch.Tensor) -> None:
         raise NotImplementedError
 
     def accumulate(self) -> AbstractContextManager[Any]:
@@ -179,10 +153,8 @@ class _ReducedInBackward(Replicated):
 class SimpleDDPHook(_ReducedInBackward):
     """Run a blocking all-reduce per parameter in the last backward."""
 
-    def _reduce(self, turn: int) -> None:
-        gradient = self._gradient(turn)
-        dist.all_reduce(gradient, group=self._group)
-        gradient.div_(dist.get_world_size(self._group))
+    def _reduce(self, gradient: torch.Tensor) -> None:
+        self._average(gradient)
 
 
 class SimpleDDPAsync(_ReducedInBackward):
@@ -190,14 +162,11 @@ class SimpleDDPAsync(_ReducedInBackward):
 
     claims_overlap = True
 
-    def setup(
-        self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
-    ) -> None:
+    def _prepare(self) -> None:
         self._in_flight: list[tuple[dist.Work, torch.Tensor]] = []
-        super().setup(model, make_optimizer, group, clip_norm)
+        super()._prepare()
 
-    def _reduce(self, turn: int) -> None:
-        gradient = self._gradient(turn)
+    def _reduce(self, gradient: torch.Tensor) -> None:
         work = dist.all_reduce(gradient, group=self._group, async_op=True)
         assert work is not None
         self._in_flight.append((work, gradient))
@@ -218,18 +187,10 @@ class BucketDDPAsync(Replicated):
     def __init__(self, bucket_mb: float) -> None:
         self._bucket_bytes = bucket_mb * 2**20
 
-    def setup(
-        self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
-    ) -> None:
-        named = trained_parameters(model)
-        backwards = named[::-1]  # backward runs from the last layer to the first
-        require_same_order(backwards, group)
-        broadcast_from_first(model, group)
-        self._hold(model, named, make_optimizer, group, clip_norm)
-        self._buckets = [
-            GradientBucket(part) for part in split_into_buckets([p for _, p in backwards], self._bucket_bytes)
-        ]
-        self._gradients = BucketAllReduce(self._buckets, group)
+    def _prepare(self) -> None:
+        backwards = [parameter for _, parameter in self._named[::-1]]  # backward runs from the last layer to the first
+        self._buckets = [GradientBucket(part) for part in split_into_buckets(backwards, self._bucket_bytes)]
+        self._gradients = BucketAllReduce(self._buckets, self._group)
 
     def accumulate(self) -> AbstractContextManager[Any]:
         return self._gradients.no_sync()
@@ -251,17 +212,12 @@ class PyTorchDDP(Replicated):
 
     claims_overlap = True
     # DDP rebuilds its buckets after the first backward. With three or more ranks the order of a ring's sums depends on
-    # the
-    # layout: without a warm-up the first step after a resume would be rounded differently than without the stop.
-    # A new run needs none: its first step is always rounded alike.
+    # the layout: without a warm-up the first step after a resume would be rounded differently than without the stop. A
+    # new run needs none: its first step is always rounded alike.
     warmup = "after_resume"
 
-    def __init__(self, bucket_mb: float, find_unused_parameters: bool, static_graph: bool) -> None:
-        self._options = {
-            "bucket_cap_mb": bucket_mb,
-            "find_unused_parameters": find_unused_parameters,
-            "static_graph": static_graph,
-        }
+    def __init__(self, bucket_mb: float, find_unused_parameters: bool, static_graph: bool = False) -> None:
+        self._bucket_mb, self._search, self._static = bucket_mb, find_unused_parameters, static_graph
 
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
@@ -275,15 +231,14 @@ class PyTorchDDP(Replicated):
                 gradient_as_bucket_view=True,
                 # buffers are constant and equal from the start: no broadcast per step is needed
                 broadcast_buffers=False,
-                **self._options,
+                bucket_cap_mb=self._bucket_mb,
+                find_unused_parameters=self._search,
+                static_graph=self._static,
             )
         self.module = self._ddp
 
     def accumulate(self) -> AbstractContextManager[Any]:
         return self._ddp.no_sync()
-
-    def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()
 
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
         return [Traffic("all_reduce", "backward", None, sizes.trained_bytes)]
@@ -292,15 +247,14 @@ class PyTorchDDP(Replicated):
 class PyTorchZero1(PyTorchDDP):
     """Use DistributedDataParallel and ZeroRedundancyOptimizer."""
 
-    def __init__(self, bucket_mb: float, find_unused_parameters: bool) -> None:
-        super().__init__(bucket_mb, find_unused_parameters, static_graph=False)
-
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
     ) -> None:
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
-        refuse_two_dtypes(model)
+        named = trained_parameters(model)
+        who, others = "torch's ZeroRedundancyOptimizer", "zero1, pytorch_zero2 or pytorch_ddp"
+        require_one_dtype(named, where="strategy pytorch_zero1", who=who, others=others)
         super().setup(model, make_optimizer, group, clip_norm)
         plain = self.optimizer  # provides class, groups and options; it has no state yet
         known = inspect.signature(type(plain)).parameters
@@ -330,17 +284,6 @@ class PyTorchZero1(PyTorchDDP):
     def state_ranges(self) -> list[StateRange]:
         mine = {p for part in self._zero.optim.param_groups for p in part["params"]}
         return whole_states([(n, p) for n, p in self._named if p in mine], self._zero.optim, everywhere=False)
-
-
-def refuse_two_dtypes(model: nn.Module) -> None:
-    """Refuse trained parameters of several dtypes, which ZeroRedundancyOptimizer does not support.
-
-    Raises:
-        SpecError: names two parameters that differ.
-    """
-    who, others = "torch's ZeroRedundancyOptimizer", "zero1, pytorch_zero2 or pytorch_ddp"
-    if named := trained_parameters(model):
-        require_one_dtype(named, named[0], where="strategy pytorch_zero1", who=who, others=others)
 
 
 class _Outer:

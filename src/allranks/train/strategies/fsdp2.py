@@ -56,6 +56,7 @@ from allranks.train.strategies.base import (
     clip_and_update,
     forward_entry_points,
     host_copy,
+    require_one_dtype,
     trained_parameters,
     transformer_blocks,
     wait_for_host_copies,
@@ -83,23 +84,6 @@ def shard_routers_separately(
             if dtypes(own) and (mixed or dtypes(own) != dtypes(set(block.parameters()) - own)):
                 separate.append(router)
     return separate
-
-
-def require_one_dtype(model: nn.Module, unit: Sequence[nn.Parameter]) -> None:
-    """Check that a unit has one dtype, because its gradients are reduced in one tensor.
-
-    Raises:
-        SpecError: names the parameter whose dtype differs.
-    """
-    names = {p: n for n, p in model.named_parameters()}
-    ours = [p for p in unit if p.requires_grad]
-    for p in ours:
-        if p.dtype != ours[0].dtype:
-            raise SpecError(
-                f"{names[p]} is {p.dtype}, {names[ours[0]]} in the same unit is {ours[0].dtype}: FSDP2 reduces the "
-                "gradients of a unit (a block, or all parameters outside of blocks) together and needs one dtype; set "
-                "model.dtype so that base and adapters agree, or use zero3"
-            )
 
 
 def require_own_weights(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
@@ -232,9 +216,11 @@ class FSDP2(LoopStrategy):
         compute = compute_dtype(model)
         routers = shard_routers_separately(blocks, ignored, mixed=compute is not None)
         blocks = [*routers, *blocks]
-        done = set(ignored)
+        done, names = set(ignored), {p: n for n, p in model.named_parameters()}
+        unit_text = "a unit (a block, or all parameters outside of blocks), whose gradients are reduced together"
         for unit in (*blocks, model):  # inner ones first, then the parameters outside of all units
-            require_one_dtype(model, [p for p in unit.parameters() if p not in done])
+            own = [(names[p], p) for p in unit.parameters() if p.requires_grad and p not in done]
+            require_one_dtype(own, where=unit_text, who="FSDP2", others="zero3")
             done |= set(unit.parameters())
         offload = OffloadPolicy()
         if self._offload == "all":
@@ -332,9 +318,6 @@ class FSDP2(LoopStrategy):
             yield
         finally:
             self._root.set_requires_all_reduce(True)
-
-    def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()
 
     def step(self) -> torch.Tensor:
         self._reshard()

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Set
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -118,9 +118,6 @@ class Zero2(ShardedOptimizer):
     ) -> None:
         super().setup(model, make_optimizer, group, clip_norm)
         self._gradients = GradientReduceScatter(self._flats, group)
-
-    def accumulate(self) -> AbstractContextManager[Any]:
-        return nullcontext()
 
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()
@@ -218,11 +215,10 @@ class Zero3(LoopStrategy):
         # in the order of backward: the head's gradient must not wait for that of the embeddings
         flats.sort(key=lambda flat: -min(place[name] for name, _ in flat.named))
         self._complete = _complete_before(flats, self._units, place)
-        parts = {
-            id(f): part for unit in (*self._units, self._root) for f, part in zip(unit.flats, unit.parts, strict=True)
-        }
+        units = (*self._units, self._root)
+        self._parts = {id(f): part for unit in units for f, part in zip(unit.flats, unit.parts, strict=True)}
         for flat in flats:
-            flat.make_pieces(parts[id(flat)], on_host=self._on_host)
+            flat.make_pieces(self._parts[id(flat)], on_host=self._on_host)
         self._trained = flats
         self.optimizer = make_optimizer(optimizer_pieces(flats))
         self._gradients = GradientReduceScatter(flats, group, when_ready=False)
@@ -294,10 +290,7 @@ class Zero3(LoopStrategy):
 
     def extra_weights(self) -> list[torch.Tensor]:
         """Return this rank's parts of all weights, also of frozen ones."""
-        return [part for unit in (*self._units, self._root) for part in unit.parts]
-
-    def accumulate(self) -> AbstractContextManager[Any]:
-        return nullcontext()
+        return list(self._parts.values())
 
     def backward(self, loss: torch.Tensor) -> None:
         # the last reduce-scatters are launched by autograd's engine when its work is done, as torch's FSDP does
@@ -337,10 +330,7 @@ class Zero3(LoopStrategy):
         return whole
 
     def weight_shards(self) -> list[TensorShard]:
-        parts = {
-            id(f): part for unit in (*self._units, self._root) for f, part in zip(unit.flats, unit.parts, strict=True)
-        }
-        own = flat_weights(self._trained, [parts[id(flat)] for flat in self._trained])
+        own = flat_weights(self._trained, [self._parts[id(flat)] for flat in self._trained])
         return [*own, *whole_weights(self.module.named_buffers())]
 
     def state_ranges(self) -> list[StateRange]:
