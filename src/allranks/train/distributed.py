@@ -25,14 +25,8 @@ from allranks.utils.text import parse_ranges
 
 
 def open_store(world_size: int, timeout: timedelta) -> dist.Store | None:
-    """Open the store that `ALLRANKS_STORE` names: ``file:PATH`` or ``tcp:ADDRESS:PORT:PREFIX``.
-
-    Returns:
-        None without the variable: torch then uses ``env://``, as in the user's own programs.
-
-    Raises:
-        EnvironmentNotAble: the value of the variable is invalid.
-    """
+    """Open the store that `ALLRANKS_STORE` names: ``file:PATH`` or ``tcp:ADDRESS:PORT:PREFIX``. None without the
+    variable: torch then uses ``env://``, as in the user's own programs."""
     kind, _, where = os.environ.get(STORE_VARIABLE, "").partition(":")
     if not kind:
         return None
@@ -67,15 +61,8 @@ class DistContext:
 
 
 # A single process; its groups are never used.
-SINGLE_PROCESS = DistContext(
-    rank=0,
-    local_rank=0,
-    size=1,
-    host="",
-    device=torch.device("cpu"),
-    group=cast(dist.ProcessGroup, None),
-    control=cast(dist.ProcessGroup, None),
-)
+_NO_GROUP = cast(dist.ProcessGroup, None)
+SINGLE_PROCESS = DistContext(0, 0, 1, "", torch.device("cpu"), _NO_GROUP, _NO_GROUP)
 
 
 PCI_DEVICES = Path("/sys/bus/pci/devices")
@@ -83,11 +70,8 @@ VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def narrow_to_own_mig(local_rank: int, environment: MutableMapping[str, str]) -> int:
-    """Leave this rank one MIG instance of those in CUDA_VISIBLE_DEVICES: CUDA shows a process the first one only.
-
-    Returns:
-        The number of instances that the ranks of this node share; 0 without MIG.
-    """
+    """Leave this rank one MIG instance of those in CUDA_VISIBLE_DEVICES, because CUDA shows a process the first one
+    only; return how many instances the ranks of this node share, 0 without MIG."""
     words = [word.strip() for word in environment.get(VISIBLE_DEVICES, "").split(",") if word.strip()]
     if not words or not all(word.startswith("MIG-") for word in words):
         return 0
@@ -112,13 +96,9 @@ def why_no_gpu(version: str, cuda: str | None, hip: str | None) -> str:
 
 
 def gpu_of(local_rank: int, procs_per_node: int, visible: int, backend: str, instances: int = 0) -> int:
-    """Return the index of this rank's GPU among the visible ones. Ranks share GPUs under gloo only.
+    """Return the index of this rank's GPU among the visible ones; `instances` is what `narrow_to_own_mig` returned.
 
-    Args:
-        instances: what `narrow_to_own_mig` returned.
-
-    Raises:
-        EnvironmentNotAble: under NCCL there are fewer GPUs than ranks.
+    Ranks share GPUs under gloo only: `EnvironmentNotAble` if there are fewer GPUs than ranks under NCCL.
     """
     if visible >= procs_per_node:
         return local_rank
@@ -139,16 +119,12 @@ def gpu_of(local_rank: int, procs_per_node: int, visible: int, backend: str, ins
 
 
 def bind_beside_gpu(bus: str, environment: Mapping[str, str], devices: Path = PCI_DEVICES) -> set[int]:
-    """Bind this process to the cores of its GPU's NUMA node, as far as it may use them.
+    """Bind this process to the cores of its GPU's NUMA node, as far as it may use them, and return them; empty if nothing
+    has changed.
 
     Call before threads are started: they inherit the cores. Nothing happens without `NUMA_BINDING`, if the kernel does
-    not know the cores, or if fewer would be left than the rank has threads.
-
-    Args:
-        bus: PCI address of the GPU, such as ``0000:1b:00.0``.
-
-    Returns:
-        The cores to which the process is bound now; empty if nothing has changed.
+    not know the cores, or if fewer would be left than the rank has threads. `bus`: PCI address such as
+    ``0000:1b:00.0``.
     """
     if environment.get(NUMA_BINDING) != "1" or not hasattr(os, "sched_setaffinity"):
         return set()
@@ -198,17 +174,8 @@ def join_process_group(plan: LaunchPlan) -> DistContext:
     dist.init_process_group(plan.backend, timeout=timeout, device_id=bind, **named)
     group = dist.group.WORLD
     assert group is not None
-    control = dist.new_group(backend="gloo", timeout=timeout, group_desc="control")
-    assert isinstance(control, dist.ProcessGroup)
-    return DistContext(
-        rank=dist.get_rank(),
-        local_rank=local_rank,
-        size=dist.get_world_size(),
-        host=host_name(),
-        device=device,
-        group=group,
-        control=control,
-    )
+    control = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timeout, group_desc="control"))
+    return DistContext(dist.get_rank(), local_rank, dist.get_world_size(), host_name(), device, group, control)
 
 
 def leave_process_group() -> None:

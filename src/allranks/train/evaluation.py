@@ -226,14 +226,11 @@ def encode_prompt(tokenizer: Any, prompt: str) -> list[int]:
 
 
 class EarlyStopping:
-    """Count the evaluations since the held-out loss was last lower than before.
+    """Count the evaluations since the held-out loss was last lower, by `min_delta`, than before; after `patience` of them
+    in a row the training ends.
 
     A loss that is not finite is never lower. The evaluation before the first step does not count: there is no
     checkpoint of it.
-
-    Args:
-        patience: evaluations in a row without a lower loss after which the training ends; None never ends it.
-        min_delta: by how much a loss must be lower than the lowest before.
     """
 
     def __init__(self, patience: int | None, min_delta: float = 0.0) -> None:

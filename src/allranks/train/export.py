@@ -16,42 +16,33 @@ from allranks.errors import AllranksError, CheckpointError, EnvironmentNotAble
 from allranks.utils.machine import run_short_process
 
 TOKENS = 32
-LOGIT_LIMITS = {
-    "float32": 1e-4,
-    "bfloat16": 3e-2,
-}  # merging rounds each weight once; unmerged copies must be bitwise equal
+LOGIT_LIMITS = {"float32": 1e-4}  # of other dtypes 3e-2: merging rounds each weight once; other copies must be equal
 
 
 def load(folder: Path, base: str, *, dtype: Any = "auto", labels: int = 0) -> Any:
     """Load the model of a folder on the CPU: an adapter on its base, or a full model.
 
     Args:
-        dtype: of the weights; ``auto`` is that of the files.
         labels: classes of a classifier whose base has no head for them yet; 0 for all other models.
 
     Raises:
-        EnvironmentNotAble: the base model cannot be loaded.
-        CheckpointError: the folder cannot be read.
+        EnvironmentNotAble, CheckpointError: the base model, or the folder, cannot be loaded.
     """
     from peft import PeftModel
     from safetensors import SafetensorError
 
     adapted = (folder / "adapter_config.json").is_file()
+    problem: AllranksError = CheckpointError(f"{folder}: cannot be loaded as a model")
+    if adapted:
+        problem = EnvironmentNotAble(f"the base model {base} cannot be loaded")
     try:
         model = _load_whole_model(base if adapted else str(folder), dtype, labels)
-    except (OSError, ValueError, SafetensorError) as error:
-        text = str(error).splitlines()[0]
-        if adapted:
-            raise EnvironmentNotAble(f"the base model {base} cannot be loaded: {text}") from None
-        raise CheckpointError(f"{folder}: cannot be loaded as a model: {text}") from None
-    if not adapted:
-        return model
-    try:
+        if not adapted:
+            return model
+        problem = CheckpointError(f"{folder}: the adapter does not fit the base model {base}")
         return PeftModel.from_pretrained(model, str(folder))
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{folder}: the adapter does not fit the base model {base}: {str(error).splitlines()[0]}"
-        ) from None
+        raise type(problem)(f"{problem}: {(str(error) or repr(error)).splitlines()[0]}") from None
 
 
 def _load_whole_model(name: str, dtype: Any, labels: int) -> Any:

@@ -20,13 +20,8 @@ LOGGED_FIELDS = {
 
 
 class MetricLoggers:
-    """Pass metrics to other programs. One that fails (no network, full disk) is reported once and disabled; the run
-    continues.
-
-    Args:
-        loggers: by name, what logs values at a step, and what closes.
-        report: takes one line for the rank's log.
-    """
+    """Pass metrics to other programs: by name, what logs values at a step, and what closes. One that fails (no network,
+    full disk) is reported once and disabled; the run continues."""
 
     def __init__(self, loggers: Mapping[str, tuple[Log, Callable[[], Any]]], report: Callable[[str], None]) -> None:
         self._loggers, self._report = dict(loggers), report
@@ -64,27 +59,26 @@ def make_loggers(spec: RunSpec, run: RunDir, report: Callable[[str], None]) -> M
         EnvironmentNotAble: a package is missing.
     """
     loggers: dict[str, tuple[Log, Callable[[], Any]]] = {}
-    if spec.observe.tensorboard:
-        try:
+    package = ""
+    try:
+        if spec.observe.tensorboard:
+            package = "tensorboard"
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise EnvironmentNotAble(
-                "observe.tensorboard: the package tensorboard is missing; pip install 'allranks[tensorboard]'"
-            ) from None
-        writer = SummaryWriter(str(run.root / "tensorboard"))
-        loggers["TensorBoard"] = (
-            lambda step, values: [writer.add_scalar(name, value, step) for name, value in values.items()],
-            writer.close,
-        )
-    if spec.observe.wandb:
-        try:
+
+            writer = SummaryWriter(str(run.root / "tensorboard"))
+            loggers["TensorBoard"] = (
+                lambda step, values: [writer.add_scalar(name, value, step) for name, value in values.items()],
+                writer.close,
+            )
+        if spec.observe.wandb:
+            package = "wandb"
             import wandb  # pyright: ignore[reportMissingImports] - an extra
-        except ImportError:
-            raise EnvironmentNotAble(
-                "observe.wandb: the package wandb is missing; pip install 'allranks[wandb]'"
-            ) from None
-        own = wandb.init(
-            project="allranks", name=run.name, dir=str(run.root), config=spec_to_dict(spec), resume="allow", id=run.name
-        )
-        loggers["WandB"] = (lambda step, values: own.log(values, step=step), own.finish)
+
+            facts = {"name": run.name, "id": run.name, "dir": str(run.root), "config": spec_to_dict(spec)}
+            own = wandb.init(project="allranks", resume="allow", **facts)
+            loggers["WandB"] = (lambda step, values: own.log(values, step=step), own.finish)
+    except ImportError:
+        raise EnvironmentNotAble(
+            f"observe.{package}: the package {package} is missing; pip install 'allranks[{package}]'"
+        ) from None
     return MetricLoggers(loggers, report) if loggers else None

@@ -203,11 +203,7 @@ def _check_rows(world: DistContext, order: SampleOrder) -> int:
 
 
 def require_own_random_numbers(world: DistContext) -> None:
-    """Check that the random generators of all ranks have different seeds. Collective.
-
-    Raises:
-        ProofFailed: on every rank.
-    """
+    """Raise `ProofFailed` on every rank unless the random generators of all ranks have different seeds. Collective."""
     seeds: list[Any] = [None] * world.size
     cuda = world.device.type == "cuda"
     dist.all_gather_object(seeds, torch.cuda.initial_seed() if cuda else torch.initial_seed(), group=world.control)
@@ -220,11 +216,8 @@ def require_own_random_numbers(world: DistContext) -> None:
 
 
 def refuse_rows(world: DistContext, step: int, mine: Sequence[int], order: SampleOrder) -> None:
-    """Raise for a step (from 0) in which the ranks together trained other sequences than planned. Collective.
-
-    Raises:
-        ProofFailed: on every rank; names ranks that trained the same sequence.
-    """
+    """Raise `ProofFailed` on every rank for a step (from 0) in which the ranks together trained other sequences than
+    planned; it names ranks that trained the same one. Collective."""
     every: list[Any] = [None] * world.size
     dist.all_gather_object(every, [int(r) for r in mine], group=world.control)
     planned = sorted(order.global_batch(step).tolist())

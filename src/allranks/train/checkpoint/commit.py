@@ -16,11 +16,7 @@ FileFacts = dict[str, dict[str, Any]]  # by file: bytes, sha256
 
 
 def require_files(folder: Path, facts: FileFacts) -> None:
-    """Check that this rank finds exactly the files that all ranks wrote and checked, with their sizes.
-
-    Raises:
-        CheckpointError: names the first file that is missing, incomplete, or was not checked.
-    """
+    """Raise `CheckpointError` unless this rank finds exactly the files that all ranks wrote, with their sizes."""
     for name, fact in facts.items():
         try:
             size = (folder / name).stat().st_size
@@ -39,11 +35,8 @@ def require_files(folder: Path, facts: FileFacts) -> None:
 def require_room(run: RunDir, need_bytes: int, *, keep_best: bool = False) -> dict[int, int]:
     """Return the steps whose checkpoints may be removed to free `need_bytes` bytes, oldest first, with their sizes.
 
-    Args:
-        keep_best: never remove the one with the lowest held-out loss.
-
-    Raises:
-        CheckpointError: removing all of them would not free enough.
+    With `keep_best` never the one with the lowest held-out loss. Raise `CheckpointError` if removing all of them would
+    not free enough.
     """
     make_folder(run.checkpoints)
     best = best_checkpoint_step(run) if keep_best else None
@@ -58,16 +51,9 @@ def require_room(run: RunDir, need_bytes: int, *, keep_best: bool = False) -> di
 
 
 def make_room(run: RunDir, need_bytes: int, *, keep_best: bool = False) -> list[int]:
-    """Remove the oldest checkpoints, never the newest, until `need_bytes` bytes are free.
+    """Remove the oldest checkpoints that `require_room` allows until `need_bytes` bytes are free; return their steps.
 
-    Args:
-        keep_best: never remove the one with the lowest held-out loss either.
-
-    Returns:
-        The steps whose checkpoints were removed.
-
-    Raises:
-        CheckpointError: that does not free enough; nothing is removed then.
+    If that does not free enough, nothing is removed, and `CheckpointError` is raised.
     """
     sizes = require_room(run, need_bytes, keep_best=keep_best)
     free = shutil.disk_usage(run.checkpoints).free
@@ -82,11 +68,8 @@ def make_room(run: RunDir, need_bytes: int, *, keep_best: bool = False) -> list[
 
 
 def publish_checkpoint(run: RunDir, aside: Path, step: int, *, keep_best: bool = False) -> None:
-    """Atomically rename the complete folder, and update the pointers to the newest and the best checkpoint.
-
-    Args:
-        keep_best: let ``checkpoints/best`` name the one with the lowest held-out loss.
-    """
+    """Atomically rename the complete folder, and let ``latest`` name it. With `keep_best`, ``best`` names the checkpoint
+    with the lowest held-out loss."""
     restrict_permissions(run, aside)
     for path in (*aside.rglob("*"), aside):  # files of tensors have been flushed by the ranks that wrote them
         sync(path)

@@ -26,10 +26,7 @@ from allranks.utils.inputs import read_text
 
 def load_full(folder: Path, strategy: Strategy, published: PublishedFiles, rank: int) -> None:
     """Load weights, optimizer and this rank's random generators from a full checkpoint of any strategy and world size.
-
-    Raises:
-        CheckpointError: the checkpoint does not fit this model.
-    """
+    Raise `CheckpointError` if it does not fit this model."""
     state = folder / "state"
     stored = shards.stored_sizes(state)
     weights = strategy.weight_shards()
@@ -44,11 +41,8 @@ def load_full(folder: Path, strategy: Strategy, published: PublishedFiles, rank:
 
 
 def load_weights_only(folder: Path, strategy: Strategy, published: PublishedFiles, model: nn.Module) -> None:
-    """Load only the trained weights; optimizer and random generators keep their initial state.
-
-    Raises:
-        CheckpointError: the checkpoint does not fit this model.
-    """
+    """Load only the trained weights; optimizer and random generators keep their initial state. Raise `CheckpointError`
+    if they do not fit this model."""
     known = {name for part in published.files for name in part}
     wanted = [s for s in strategy.weight_shards() if weight_name(s.key) in known]
     if len(published.keys) < len(known):
@@ -79,11 +73,9 @@ def _difference(
             f"{now.sequences}, so the order of the data would change; use the same data, or start a new run from these "
             "weights"
         )
+    kinds = {"data_hash": "the training data (its rows, the template or the tokenizer)", "base_hash": "the base model"}
     changed = []
-    for key, what in (
-        ("data_hash", "the training data (its rows, the template or the tokenizer)"),
-        ("base_hash", "the weights of the base model"),
-    ):
+    for key, what in kinds.items():
         before, after = had.get(key), getattr(now, key)
         if before and after and before != after:
             changed.append(f"{what} changed ({before[:12]} then, {after[:12]} now)")

@@ -50,10 +50,7 @@ SLOW_DISK_BYTES_PER_S = 20e6
 class RankAgreement:
     """Run actions on all ranks so that they succeed or fail together.
 
-    Args:
-        meet_timeout_s: how long ranks wait for all ranks to join a save.
-        work_timeout_s: how long a rank may take to write its part.
-        folder: the target folder, for messages about free space.
+    Ranks wait `meet_timeout_s` for all to join a save, and `work_timeout_s` for a rank to write its part.
     """
 
     def __init__(self, meet_timeout_s: float, work_timeout_s: float, folder: Path) -> None:
@@ -63,11 +60,7 @@ class RankAgreement:
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
 
     def meet(self, what: str) -> None:
-        """Wait for all ranks.
-
-        Raises:
-            CheckpointError: a rank did not join in time; rank 0 names it.
-        """
+        """Wait for all ranks. Raise `CheckpointError` if one did not join in time; rank 0 names it."""
         began = time.monotonic()
         try:
             dist.monitored_barrier(self.group, timeout=timedelta(seconds=self._meet_s), wait_all_ranks=True)
@@ -81,14 +74,8 @@ class RankAgreement:
             raise CheckpointError(f"{what}: {who} {problem}; earlier checkpoints are untouched") from None
 
     def each(self, what: str, action: Callable[[], T]) -> list[T]:
-        """Run an action on all ranks, and fail on all if it failed on one.
-
-        Returns:
-            The results of all ranks, in rank order.
-
-        Raises:
-            CheckpointError: on every rank; names the first rank that failed.
-        """
+        """Run an action on all ranks, and return the results in rank order. If it failed on one, raise
+        `CheckpointError` that names it on all."""
         mine: tuple[T | None, str | None] = (None, None)
         try:
             mine = (action(), None)
@@ -118,13 +105,8 @@ class RankAgreement:
 
 @dataclass(frozen=True)
 class CheckpointContent:
-    """What is saved: weights and state of a strategy, and what belongs to them.
-
-    Attributes:
-        published: layout of the weights in the published files, planned before the strategy's set-up.
-        identity: facts for the manifest.
-        progress: returns the state of schedule and data for a step.
-    """
+    """What is saved: weights and state of a strategy, and what belongs to them. ``identity`` has facts for the manifest;
+    ``progress`` returns the state of schedule and data for a step."""
 
     strategy: Strategy
     model: nn.Module
@@ -189,11 +171,7 @@ class Saver:
         self._failed: CheckpointError | None = None
 
     def require_room(self) -> None:
-        """Refuse a disk that cannot hold the first checkpoint, before any step is trained.
-
-        Raises:
-            CheckpointError: on every rank.
-        """
+        """Raise `CheckpointError` on every rank, before any step, if the disk cannot hold the first checkpoint."""
         if need := self._spec.least_bytes(self._published.bytes):
             find = partial(require_room, self.run, need, keep_best=self._spec.keep_best)
             self._together.first("find room for the first checkpoint", find)
@@ -245,11 +223,8 @@ class Saver:
         return blocked_s
 
     def finish(self) -> None:
-        """Wait for the background save, if there is one, and until old checkpoints are removed.
-
-        Raises:
-            CheckpointError: the save failed.
-        """
+        """Wait for the background save, if there is one, and until old checkpoints are removed. Raise `CheckpointError`
+        if the save failed."""
         for thread in (self._in_flight, self._removing):
             if thread is not None:
                 thread.join()
@@ -339,11 +314,8 @@ class Saver:
         return list(files)
 
     def _complete(self, save: _Save, every: list[_Written], blocked_s: float | None) -> None:
-        """Read the files again, flush them to the disk, and publish the checkpoint.
-
-        Args:
-            blocked_s: how long training waited; None if it still waits.
-        """
+        """Read the files again, flush them to the disk, and publish the checkpoint. Training waited `blocked_s`; None if
+        it still waits."""
         own = every[self.world.rank]
 
         def verify() -> commit.FileFacts:

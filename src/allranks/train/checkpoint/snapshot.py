@@ -16,11 +16,7 @@ from allranks.train.strategies.shards import TensorShard, share_to_write, state_
 def collect_parts(
     strategy: Strategy, published: PublishedFiles, rank: int, world: int, random: dict[str, Any] | None
 ) -> RankParts:
-    """Return views of what this rank must write. Not collective.
-
-    Args:
-        random: states of the random generators; given in mode full.
-    """
+    """Return views of what this rank must write; `random` is given in mode full. Not collective."""
     full, owners = random is not None, published.owners(world)
     owned, scattered, state = {}, [], []
     for shard in strategy.weight_shards():
@@ -41,14 +37,8 @@ def collect_parts(
 
 
 def ends_of_shares(published: PublishedFiles, world: int, state_bytes: int) -> list[int] | None:
-    """Return for `share_to_write` how the state that every rank holds is divided so that all ranks write the same
-    number of bytes.
-
-    A rank that writes published files writes less of the state.
-
-    Args:
-        state_bytes: bytes of the state that every rank holds.
-    """
+    """Return for `share_to_write` how the `state_bytes` that every rank holds are divided, so that all ranks write
+    equally much: a rank that writes published files writes less of the state."""
     load = [0] * world
     for i, names in enumerate(published.files):
         load[i % world] += sum(bytes_of(*published.whole[name]) for name in names)

@@ -32,14 +32,8 @@ LARGE_BYTES = 4 << 30
 
 
 class TrainingIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint was trained on, for an exact resume.
-
-    Attributes:
-        sequences: number of training sequences.
-        data_hash: SHA-256 of the training sequences; "" if unknown.
-        base_hash: SHA-256 over the weights of a frozen base model as they were loaded; "" without one, and on ranks
-        that do not read files.
-    """
+    """What a checkpoint was trained on, for an exact resume: the number of training sequences, and SHA-256 of them and
+    of a frozen base model as it was loaded ("" if unknown)."""
 
     sequences: int
     data_hash: str = ""
@@ -50,18 +44,14 @@ class TrainingIdentity(msgspec.Struct, frozen=True, kw_only=True):
 class PublishedFiles:
     """Layout of the weights in the published files, planned before a strategy shards the model.
 
-    Attributes:
-        files: names of the weights in each file. File ``i`` is written by rank ``i % W``.
-        keys: key in the file by weight name, for weights stored bitwise. Weights that transformers stores in another
-            layout (fused experts) have no key.
-        whole: dtype and full shape by name.
-        adapted: the files are those of an adapter.
+    ``files`` are the names of the weights in each file; file ``i`` is written by rank ``i % W``. ``keys`` is the key in
+    the file by weight name: weights that transformers stores in another layout (fused experts) have none.
     """
 
     files: tuple[tuple[str, ...], ...]
     keys: Mapping[str, str]
-    whole: Mapping[str, tuple[torch.dtype, torch.Size]]
-    adapted: bool
+    whole: Mapping[str, tuple[torch.dtype, torch.Size]]  # dtype and full shape by name
+    adapted: bool  # the files are those of an adapter
 
     @property
     def bytes(self) -> int:
@@ -145,28 +135,18 @@ MODEL = "model/"
 
 @dataclass(frozen=True)
 class RankParts:
-    """What this rank writes. A weight's name is the one within the model.
+    """What this rank writes. A weight's name is the one within the model."""
 
-    Attributes:
-        owned: weights that all ranks hold in full and this rank writes, 1-D.
-        scattered: parts of published weights that only this rank holds, keyed ``model/<name>``.
-        state: what a resume needs beside the published weights; empty in mode weights_only.
-        random: states of this rank's random generators; None in mode weights_only.
-    """
-
-    owned: Mapping[str, torch.Tensor]
-    scattered: tuple[TensorShard, ...]
-    state: tuple[TensorShard, ...]
-    random: dict[str, Any] | None
+    owned: Mapping[str, torch.Tensor]  # weights that all ranks hold in full and this rank writes, 1-D
+    scattered: tuple[TensorShard, ...]  # parts of published weights that only this rank holds, keyed ``model/<name>``
+    state: tuple[TensorShard, ...]  # what a resume needs beside the published weights; empty in mode weights_only
+    random: dict[str, Any] | None  # states of this rank's random generators; None in mode weights_only
 
     @property
     def bytes(self) -> int:
         """Bytes to write. Scattered parts are written twice, once as intermediate files."""
-        return (
-            sum(bytes_in(t) for t in self.owned.values())
-            + 2 * sum(bytes_in(s.tensor) for s in self.scattered)
-            + sum(bytes_in(s.tensor) for s in self.state)
-        )
+        once = [*self.owned.values(), *(s.tensor for s in self.state)]
+        return sum(map(bytes_in, once)) + 2 * sum(bytes_in(s.tensor) for s in self.scattered)
 
 
 def weight_name(key: str) -> str:
@@ -198,15 +178,11 @@ def write_files(
 ) -> tuple[dict[str, bytes], dict[str, str]]:
     """Write this rank's published files, one after the other: never more than one is put together from parts.
 
-    Args:
-        folder: its ``on-the-way`` has the scattered parts of weights.
-        held: of all scattered parts, by the ranks that hold them.
+    The folder's ``on-the-way`` has the scattered parts of weights, `held` what the ranks that hold them say of them.
+    Raise `CheckpointError` if a weight that was put together from parts differs from these.
 
     Returns:
         The hash of each file, and the file of each key.
-
-    Raises:
-        CheckpointError: a weight that was put together from parts differs from these.
     """
     from transformers.core_model_loading import revert_weight_conversion
 

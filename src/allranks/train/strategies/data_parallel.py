@@ -48,7 +48,7 @@ import inspect
 import warnings
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -167,8 +167,7 @@ class SimpleDDPAsync(_ReducedInBackward):
         super()._prepare()
 
     def _reduce(self, gradient: torch.Tensor) -> None:
-        work = dist.all_reduce(gradient, group=self._group, async_op=True)
-        assert work is not None
+        work = cast(dist.Work, dist.all_reduce(gradient, group=self._group, async_op=True))
         self._in_flight.append((work, gradient))
 
     def step(self) -> torch.Tensor:

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -29,25 +29,18 @@ def broadcast_from_first(model: nn.Module, group: dist.ProcessGroup) -> None:
 def reduce_scatter(out: torch.Tensor, whole: torch.Tensor, group: dist.ProcessGroup) -> dist.Work:
     """Start a reduce-scatter of `whole` (W n elements); each rank gets its n elements of the sum in `out`."""
     start = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed in torch 2.13
-    work = start(out, whole, group=group, async_op=True)
-    assert isinstance(work, dist.Work)
-    return work
+    return cast(dist.Work, start(out, whole, group=group, async_op=True))
 
 
 def all_gather(whole: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup) -> dist.Work:
     """Start an all-gather of `own` (n elements per rank) into `whole` (W n); `own` may be a view of `whole`."""
     start = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    work = start(whole, own, group=group, async_op=True)
-    assert isinstance(work, dist.Work)
-    return work
+    return cast(dist.Work, start(whole, own, group=group, async_op=True))
 
 
 def require_same_order(named: Sequence[tuple[str, nn.Parameter]], group: dist.ProcessGroup) -> None:
-    """Check that all ranks reduce the same parameters in the same order; otherwise gradients are silently corrupted.
-
-    Raises:
-        ProofFailed: on every rank; names the ranks whose parameters or order differ.
-    """
+    """Raise `ProofFailed` on every rank unless all ranks reduce the same parameters in the same order: gradients would
+    be silently corrupted."""
     digest = hashlib.sha256(repr([(n, tuple(p.shape), str(p.dtype)) for n, p in named]).encode()).digest()
     device = named[0][1].device if named else torch.device("cpu")
     mine = torch.tensor(list(digest), dtype=torch.uint8, device=device)
@@ -113,7 +106,7 @@ class OrderedCollectives:
 
 
 def queue_after_backward(action: Callable[[], None]) -> None:
-    """Let autograd's engine call `action` at the end of the running backward; to be called from a hook in it."""
+    """Let autograd's engine call `action` at the end of the running backward. Call it from a hook in it."""
     torch.autograd.Variable._execution_engine.queue_callback(action)  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -194,9 +187,7 @@ class BucketAllReduce:
             bucket.fill()
         bucket.missing = len(bucket.parameters)
         bucket.flat.div_(self._world)
-        work = dist.all_reduce(bucket.flat, group=self._group, async_op=True)
-        assert work is not None
-        self._in_flight.append(work)
+        self._in_flight.append(cast(dist.Work, dist.all_reduce(bucket.flat, group=self._group, async_op=True)))
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """Return a context for micro-steps before the last one."""

@@ -65,7 +65,7 @@ class FlatParameter:
         self.whole = torch.zeros(self.part * world, dtype=first.dtype, device=first.device)
         for (_, p), (start, stop) in zip(self.named, self.spans, strict=True):
             self.whole[start:stop].copy_(p.data.flatten())
-            p.data = self.whole[start:stop].view(p.shape)
+        self._view_parameters()
         self.pieces: list[nn.Parameter] = []
 
     @property
@@ -73,11 +73,14 @@ class FlatParameter:
         """Bytes of the full tensor with padding, in the dtype in which it is gathered."""
         return self.whole.numel() * self.whole.element_size()
 
+    def _view_parameters(self) -> None:
+        for (_, p), (start, stop) in zip(self.named, self.spans, strict=True):
+            p.data = self.whole[start:stop].view(p.shape)
+
     def gather_in(self, dtype: torch.dtype) -> None:
         """Gather in another dtype than that of this rank's part; the full tensor must have no memory now."""
         self.whole = torch.empty(self.whole.numel(), dtype=dtype, device=self.whole.device)
-        for (_, p), (start, stop) in zip(self.named, self.spans, strict=True):
-            p.data = self.whole[start:stop].view(p.shape)
+        self._view_parameters()
         self.whole.untyped_storage().resize_(0)
 
     def own(self) -> torch.Tensor:
@@ -118,10 +121,8 @@ class FlatParameter:
 
     def split(self, whole: torch.Tensor) -> dict[str, torch.Tensor]:
         """Split a full flat tensor into parameters."""
-        return {
-            name: whole[start:stop].view(p.shape)
-            for (name, p), (start, stop) in zip(self.named, self.spans, strict=True)
-        }
+        spans = zip(self.named, self.spans, strict=True)
+        return {name: whole[start:stop].view(p.shape) for (name, p), (start, stop) in spans}
 
 
 def make_flat_parameters(groups: Sequence[Sequence[Named]], group: dist.ProcessGroup) -> list[FlatParameter]:
@@ -142,11 +143,11 @@ def optimizer_pieces(flats: Sequence[FlatParameter]) -> list[Named]:
 
 def flat_weights(flats: Sequence[FlatParameter], parts: Sequence[torch.Tensor]) -> list[TensorShard]:
     """Return this rank's ranges of the weights by parameter; `parts` are its parts of the flat tensors."""
-    out = []
-    for flat, part in zip(flats, parts, strict=True):
-        for name, numel, offset, start, length in _ranges(flat):
-            out.append(TensorShard(f"model/{name}", numel, offset, part[start : start + length]))
-    return out
+    return [
+        TensorShard(f"model/{name}", numel, offset, part[start : start + length])
+        for flat, part in zip(flats, parts, strict=True)
+        for name, numel, offset, start, length in _ranges(flat)
+    ]
 
 
 def flat_states(flats: Sequence[FlatParameter], optimizer: torch.optim.Optimizer) -> list[StateRange]:
@@ -267,9 +268,7 @@ class ShardedOptimizer(LoopStrategy):
         broadcast_from_first(model, group)
         names = {p: n for n, p in named}
         parts = split_into_buckets([p for _, p in named], self._bucket_bytes)
-        self._flats: list[FlatParameter] = make_flat_parameters(
-            [[(names[p], p) for p in part] for part in parts], group
-        )
+        self._flats = make_flat_parameters([[(names[p], p) for p in part] for part in parts], group)
         for flat in self._flats:
             flat.make_pieces(flat.own(), on_host=self._on_host)
         self.optimizer = make_optimizer(optimizer_pieces(self._flats))

@@ -33,20 +33,14 @@ MASTER = "master"  # key of the optimizer state: float32 weights of a model in l
 class TensorShard:
     """This rank's part of one tensor.
 
-    Attributes:
-        key: name of the full tensor.
-        numel: elements of the full tensor.
-        offset: where the part begins in the flattened full tensor.
-        tensor: the part, 1-D and contiguous, on any device. Reading fills it in place.
-        everywhere: every rank holds the same; each writes a share of it and reads all of it.
-        copy, copies: this is copy number `copy` of `copies` that as many ranks hold; each writes a share of it and
-        reads all of it.
+    `everywhere`: every rank holds the same. `copy`, `copies`: this is copy number `copy` of `copies` that as many ranks
+    hold. Of both each rank writes a share, and reads all.
     """
 
-    key: str
-    numel: int
-    offset: int
-    tensor: torch.Tensor
+    key: str  # name of the full tensor
+    numel: int  # elements of the full tensor
+    offset: int  # where the part begins in the flattened full tensor
+    tensor: torch.Tensor  # the part, 1-D and contiguous, on any device; reading fills it in place
     everywhere: bool = False
     copy: int = 0
     copies: int = 1
@@ -54,32 +48,19 @@ class TensorShard:
 
 @dataclass(frozen=True)
 class StateRange:
-    """Where a parameter's state is in this rank's optimizer.
-
-    Attributes:
-        optimizer: the optimizer that holds the state.
-        parameter: the tensor that it updates; a flat part may hold ranges of several parameters.
-        start: where the range begins in the flattened `parameter`.
-        length: elements of the range.
-        name: the parameter's name in the model.
-        numel: elements of the full parameter.
-        offset: where the range begins in the flattened full parameter.
-        everywhere: every rank holds the same range.
-        copy, copies: as in `TensorShard`.
-        copy_of: dtype of the model's weights, if `parameter` is a copy that is updated instead of them.
-    """
+    """Where a parameter's state is in this rank's optimizer. `everywhere`, `copy`, `copies` as in `TensorShard`."""
 
     optimizer: torch.optim.Optimizer
-    parameter: nn.Parameter
-    start: int
-    length: int
-    name: str
-    numel: int
-    offset: int
+    parameter: nn.Parameter  # what it updates; a flat part may hold ranges of several parameters
+    start: int  # where the range begins in the flattened `parameter`
+    length: int  # elements of the range
+    name: str  # the parameter's name in the model
+    numel: int  # elements of the full parameter
+    offset: int  # where the range begins in the flattened full parameter
     everywhere: bool = False
     copy: int = 0
     copies: int = 1
-    copy_of: torch.dtype | None = None
+    copy_of: torch.dtype | None = None  # dtype of the model's weights, if `parameter` is a copy updated instead of them
 
     @property
     def is_master(self) -> bool:
@@ -122,17 +103,8 @@ class _CheckpointableShard(torch.Tensor):
 
 
 def whole_weights(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[TensorShard]:
-    """Return shards of tensors that every rank holds in full.
-
-    Raises:
-        CheckpointError: one is not contiguous, so a flat view of it cannot be filled in place.
-    """
-    out = []
-    for name, tensor in tensors:
-        if not tensor.is_contiguous():
-            raise CheckpointError(f"{name} is not contiguous in memory: it cannot be read in place")
-        out.append(TensorShard(f"model/{name}", tensor.numel(), 0, tensor.detach().view(-1), everywhere=True))
-    return out
+    """Return shards of tensors, all contiguous, that every rank holds in full."""
+    return [TensorShard(f"model/{n}", t.numel(), 0, t.detach().view(-1), everywhere=True) for n, t in tensors]
 
 
 def whole_states(
@@ -175,9 +147,8 @@ def allocate_state(ranges: Sequence[StateRange], stored: Iterable[str]) -> list[
     out: list[TensorShard] = []
     for r in ranges:
         state = r.optimizer.state[r.parameter] if r.name in keys else {}
-        for kind, key in sorted(
-            keys.get(r.name, []), reverse=True
-        ):  # the same order on all ranks, independent of the order of files
+        # the same order on all ranks, independent of the order of files
+        for kind, key in sorted(keys.get(r.name, []), reverse=True):
             if kind == "scalar":
                 # fused optimizers keep the step on the device of the parameter
                 value = state.setdefault(key, torch.zeros((), dtype=torch.float32, device=r.parameter.device))
@@ -207,11 +178,8 @@ def write_parts(parts: Sequence[TensorShard], path: Path) -> bytes:
 
 
 def require_whole_tensors(parts: Iterable[tuple[str, int, int, int]]) -> None:
-    """Check that parts (key, offset, elements, elements of the full tensor) cover each tensor exactly once.
-
-    Raises:
-        CheckpointError: names the first tensor with a gap or an overlap.
-    """
+    """Raise `CheckpointError` unless parts (key, offset, elements, elements of the full tensor) cover each tensor
+    exactly once."""
     by_key: dict[str, list[tuple[int, int, int]]] = {}
     for key, *part in parts:
         by_key.setdefault(key, []).append((part[0], part[1], part[2]))
@@ -231,12 +199,8 @@ def require_whole_tensors(parts: Iterable[tuple[str, int, int, int]]) -> None:
 
 
 def share_to_write(shard: TensorShard, rank: int, world: int, ends: Sequence[int] | None = None) -> TensorShard:
-    """Return what this rank writes: an even share if several ranks hold the same.
-
-    Args:
-        ends: by rank, where its share ends of what every rank holds, as multiples of ``1 / ends[-1]``; None: even
-        shares.
-    """
+    """Return what this rank writes: a share if several ranks hold the same, an even one unless `ends` says by rank
+    where its share ends, as multiples of ``1 / ends[-1]``."""
     at, of = (rank, world) if shard.everywhere else (shard.copy, shard.copies)
     if of == 1:
         return shard
@@ -248,11 +212,7 @@ def share_to_write(shard: TensorShard, rank: int, world: int, ends: Sequence[int
 
 def read_shards(shards: Sequence[TensorShard], folder: Path, group: dist.ProcessGroup | None = None) -> None:
     """Fill the parts from files written by any number of ranks. Collective over the group; without one, each rank reads
-    alone.
-
-    Raises:
-        CheckpointError: a tensor is missing, has another number of elements, or lacks a range.
-    """
+    alone. Raise `CheckpointError` if a tensor is missing, has another number of elements, or lacks a range."""
     stored = stored_sizes(folder)
     for shard in shards:
         if shard.key not in stored:
@@ -262,10 +222,9 @@ def read_shards(shards: Sequence[TensorShard], folder: Path, group: dist.Process
             raise CheckpointError(f"{folder}: {shard.key} has {covered} of {whole} elements, expected {shard.numel}")
     from torch.distributed.checkpoint import DefaultLoadPlanner, HuggingFaceStorageReader
     from torch.distributed.checkpoint import load as dcp_load
-
-    parts = {shard.key: _CheckpointableShard.of(shard) for shard in shards if shard.tensor.numel()}
     from torch.distributed.checkpoint.api import CheckpointException
 
+    parts = {shard.key: _CheckpointableShard.of(shard) for shard in shards if shard.tensor.numel()}
     try:
         dcp_load(
             cast("dict[str, Any]", parts),
