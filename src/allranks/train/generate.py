@@ -44,29 +44,25 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reply_to_all(order: Order, out: Any) -> None:
-    """Write a line for each prompt.
-
-    Raises:
-        RequestError: a prompt is too long, or does not suit the template.
-        CheckpointError, EnvironmentNotAble: the model cannot be loaded.
-    """
+    """Write a line for each prompt. Raise `RequestError` for a prompt that is too long or does not suit the template,
+    `CheckpointError` or `EnvironmentNotAble` if the model cannot be loaded."""
     import torch
 
     from allranks.train.data.tokenization import load_tokenizer
 
     tokenizer = load_tokenizer(order.folder, None)
     prompts = [_prompt(order, given, tokenizer) for given in order.prompts]
-    device = torch.device(
-        "cuda" if order.device == "auto" and torch.cuda.is_available() else order.device.replace("auto", "cpu")
-    )
+    automatic = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(automatic if order.device == "auto" else order.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise EnvironmentNotAble("--device cuda: torch sees no GPU on this machine; use --device cpu")
     model = _model(order, device)
     for i, (given, prompt) in enumerate(zip(order.prompts, prompts, strict=True)):
-        found = (
+        about = {"prompt": given if isinstance(given, str) else prompt}
+        about |= (
             _classes(order, model, tokenizer, prompt) if order.labels else _reply(order, model, tokenizer, prompt, i)
         )
-        out.write(msgspec.json.encode({"prompt": given if isinstance(given, str) else prompt, **found}).decode() + "\n")
+        out.write(msgspec.json.encode(about).decode() + "\n")
         out.flush()
 
 
@@ -135,10 +131,9 @@ def _classes(order: Order, model: Any, tokenizer: Any, prompt: str) -> dict[str,
     import torch
 
     ids = tokenizer(prompt, add_special_tokens=True, truncation=True, max_length=order.max_length, return_tensors="pt")
+    ids = ids.to(model.device)
     with torch.no_grad():
-        logits = model(
-            input_ids=ids["input_ids"].to(model.device), attention_mask=ids["attention_mask"].to(model.device)
-        ).logits
+        logits = model(input_ids=ids["input_ids"], attention_mask=ids["attention_mask"]).logits
     shares = logits.float().softmax(-1)[0].tolist()
     found = {label: shares[number] for label, number in order.labels.items()}
     return {"labels": dict(sorted(found.items(), key=lambda item: -item[1]))}

@@ -26,8 +26,7 @@ from allranks.train.data.prepared import AssembledData, DataFacts, assemble, ide
 from allranks.train.data.tokenization import EncodedRow, head_classes, load_tokenizer
 from allranks.utils.machine import run_short_process
 
-MAX_NUMBERS = 10
-"""Limit on row numbers of one kind."""
+MAX_NUMBERS = 10  # row numbers of one kind
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -82,15 +81,13 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inspect(spec: RunSpec, *, classifier: bool | None, rows: int) -> Inspection:
-    """Read, convert and tokenize the rows of a spec, each once.
+    """Read, convert and tokenize the rows of a spec, each once, and show the first `rows` of them.
 
     Args:
         classifier: None: find out from the model's config.
-        rows: how many training rows to show.
 
     Raises:
-        DataError: the data cannot be used with this spec.
-        EnvironmentNotAble: the tokenizer or the data cannot be loaded.
+        DataError, EnvironmentNotAble: the data cannot be used with this spec, or cannot be loaded.
     """
     model = spec.model
     assert model is not None

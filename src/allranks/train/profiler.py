@@ -10,6 +10,7 @@ checked, compressed and renamed; earlier ones are kept.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import shutil
@@ -39,25 +40,18 @@ class TraceNotWritten(AllranksError):
 
 
 def publish_trace(export: Callable[[str], object], target: Path, before: Callable[[], None] | None = None) -> int:
-    """Let ``export(path)`` write JSON beside ``target``, compress it, and rename it into place.
-
-    Args:
-        before: called when the new file is complete, just before it is renamed.
-
-    Returns:
-        The compressed size in bytes.
-
-    Raises:
-        OSError: the folder cannot be written.
-        TraceNotWritten: the export ended without a complete file (torch raises no error then).
-    """
+    """Let ``export(path)`` write JSON beside ``target``, compress it, call `before`, and rename it into place; return the
+    compressed size in bytes. Raise `TraceNotWritten` if the file is not complete (torch raises no error then)."""
     make_folder(target.parent)
     aside = target.with_name(f".{target.name}.{os.getpid()}")  # torch leaves partial files next to its file
     plain, packed = aside / "trace.json", aside / target.name
     try:
         make_folder(aside)
         export(str(plain))
-        _require_whole(plain)
+        with plain.open("rb") if plain.exists() else io.BytesIO() as file:
+            file.seek(-min(64, file.seek(0, os.SEEK_END)), os.SEEK_END)
+            if not file.read().rstrip().endswith(b"}"):
+                raise TraceNotWritten(f"the profiler wrote no complete file in {target.parent}; is the disk full?")
         with plain.open("rb") as source, packed.open("wb") as raw:
             with gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=_COMPRESSION, mtime=0) as into:
                 shutil.copyfileobj(source, into, 1 << 20)
@@ -71,15 +65,6 @@ def publish_trace(export: Callable[[str], object], target: Path, before: Callabl
         return size
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def _require_whole(path: Path) -> None:
-    if not path.exists():
-        raise TraceNotWritten(f"the profiler wrote no file in {path.parent.parent}; is the disk full?")
-    with path.open("rb") as file:
-        file.seek(max(path.stat().st_size - 64, 0))
-        if not file.read().rstrip().endswith(b"}"):
-            raise TraceNotWritten(f"the profiler's file in {path.parent.parent} is truncated; is the disk full?")
 
 
 MODULE_PREFIX = "allranks.module:"
@@ -178,12 +163,10 @@ class Profiler(StepWatcher):
             self._events.write("warning", what="profile", message=text)
 
     def _prepare(self) -> None:
-        activities = [ProfilerActivity.CPU]
-        if self._facts.device == "cuda":
-            activities.append(ProfilerActivity.CUDA)
+        gpu = [ProfilerActivity.CUDA] if self._facts.device == "cuda" else []
         # no with_stack: it makes every call several times slower. with_modules names modules of TorchScript only;
         # _ModuleRanges names all
-        made = profile(activities=activities, record_shapes=True, profile_memory=True)
+        made = profile(activities=[ProfilerActivity.CPU, *gpu], record_shapes=True, profile_memory=True)
         self._settle()
         made.prepare_trace()
         self._profile = made

@@ -120,9 +120,7 @@ def _write_flight_record(target: Path) -> None:
 
 def _flight_recorder() -> bytes | None:
     """Return torch's flight record: that of NCCL if there is one, else that of Gloo (torch 2.8 and later)."""
-    c10d: Any = sys.modules.get("torch._C._distributed_c10d") or getattr(
-        getattr(sys.modules.get("torch"), "_C", None), "_distributed_c10d", None
-    )
+    c10d: Any = sys.modules.get("torch._C._distributed_c10d")
     for name in ("_dump_nccl_trace", "_dump_fr_trace"):
         dump = getattr(c10d, name, None)
         if dump is None:

@@ -44,12 +44,9 @@ def set_up_strategy(
     group: dist.ProcessGroup,
     clip_norm: float | None,
 ) -> tuple[bytes | None, LoadReport]:
-    """Call the strategy's `setup`. Collective.
+    """Call the strategy's `setup`, with `module`: the model with its loss. Collective.
 
     A strategy that `loads_in_parts` keeps its shard of each weight; the others get a model with all weights.
-
-    Args:
-        module: what the strategy gets: `model` with its loss. Digests use the names within `model`.
 
     Returns:
         The digest of the full weights, if no rank holds them after `setup`; and what loading did.
@@ -85,9 +82,8 @@ def build_training(attempt: Attempt, task: TokenTask, data: PreparedData) -> Tra
     spec, world = attempt.spec, attempt.world
     started = time.perf_counter()
     torch.use_deterministic_algorithms(spec.train.deterministic)
-    strategy = strategies.create(
-        attempt.plan.strategy, dict(attempt.plan.strategy_options)
-    )  # first, so that a missing library is reported early
+    # first, so that a missing library is reported early
+    strategy = strategies.create(attempt.plan.strategy, dict(attempt.plan.strategy_options))
 
     def save_base_model(model: Any) -> None:
         """Save a model that was built from a config, so that its adapters can name it as their base."""
@@ -102,13 +98,9 @@ def build_training(attempt: Attempt, task: TokenTask, data: PreparedData) -> Tra
         base = str(attempt.run.model.absolute())
     elif (folder := Path(base).expanduser()).is_dir():
         base = str(folder.absolute())
+    seed, revision = spec.train.seed, attempt.model.revision
     model = adapters.add_adapter(
-        model,
-        spec.adapter,
-        classifier=task.classifier,
-        base=base,
-        revision=attempt.model.revision,
-        seed=spec.train.seed,
+        model, spec.adapter, classifier=task.classifier, base=base, revision=revision, seed=seed
     )
     adapted = adapters.adapter_remarks(model, spec.adapter)
     compilation = _compilation(attempt, classifier=task.classifier)
@@ -190,10 +182,7 @@ def set_forward(
     model: nn.Module, plan: LaunchPlan, device: torch.device, compilation: Compilation | None = None
 ) -> None:
     """Store trained weights in the plan's ``param_dtype``, compute in its ``dtype``, recompute activations as it says,
-    and compile.
-
-    Before the strategy's `setup`, so that its hooks are outside of what is compiled.
-    """
+    and compile: before the strategy's `setup`, so that its hooks are outside of what is compiled."""
     precision.cast_trained_weights(model, precision.DTYPES[plan.param_dtype])
     precision.use_autocast(model, precision.DTYPES[plan.dtype], device)
     set_block_forward(model, plan.recomputation, compilation)
@@ -217,15 +206,8 @@ def _compilation(attempt: Attempt, *, classifier: bool) -> Compilation | None:
 
 
 def restore(attempt: Attempt, built: TrainingSetup) -> int:
-    """Load the checkpoint that the launcher chose, if any.
-
-    Returns:
-        The first step to run.
-
-    Raises:
-        CheckpointError: on every rank; it was written with other data or another base model, unless the resume may be
-        inexact.
-    """
+    """Load the checkpoint that the launcher chose, if any, and return the first step to run. Raise `CheckpointError` on
+    every rank if it was written with other data or another base model, unless the resume may be inexact."""
     step = attempt.args.resume_step
     if step is None:
         if attempt.args.anew:
@@ -238,9 +220,8 @@ def restore(attempt: Attempt, built: TrainingSetup) -> int:
         require_same(attempt.world, folder, built.identity, allow_inexact=attempt.args.inexact)
         checkpoint.load_full(folder, built.strategy, built.published, attempt.world.rank)
     if built.digest is not None:  # each rank has read its ranges of files whose hashes were verified
-        built.digest = hashlib.sha256(
-            msgspec.json.encode(checkpoints.read_manifest(attempt.run, step)["files"])
-        ).digest()
+        files = checkpoints.read_manifest(attempt.run, step)["files"]
+        built.digest = hashlib.sha256(msgspec.json.encode(files)).digest()
     attempt.events.write("resume", from_step=step, inexact=attempt.args.inexact)
     return step
 

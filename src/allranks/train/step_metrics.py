@@ -230,7 +230,6 @@ class StepWork:
 
     @cached_property
     def rows_checksum(self) -> int:
-        """The checksum of `sequences`."""
         return rows_checksum(self.sequences)
 
 
@@ -305,11 +304,8 @@ class StepMetrics:
         return agreed.stop
 
     def run_callbacks(self, done: int, stop: bool) -> bool:
-        """Evaluate and save if due, between two steps, when every rank has done the same number of them.
-
-        Returns:
-            True if all ranks must stop.
-        """
+        """Evaluate and save if due, between two steps, when every rank has done the same number of them; return whether
+        all ranks must stop."""
         stop = self.drain() or stop
         ended = self._plan.run_callbacks(done, stop and done < self._plan.total_steps)
         self._machine.restart()  # what they used of the machine is no training

@@ -211,8 +211,7 @@ class StepTimer:
         self._own = CudaComputeTimer() if self.device.type == "cuda" else CpuComputeTimer()
 
     def follow(self, module: nn.Module, *, update_times_comparable: bool = True) -> None:
-        """Measure backward passes of this module without the wait at their end, and its updates if ranks can be
-        compared."""
+        """Measure backward passes of this module without the wait at their end, and its updates if comparable."""
         trained = (p for p in module.parameters() if p.requires_grad and not isinstance(p, DTensor))
         if (first := next(trained, None)) is not None:  # None: all are sharded (FSDP2), and no pass is measured
             first.register_post_accumulate_grad_hook(lambda _: self._own.backward_over())
@@ -243,8 +242,7 @@ class StepTimer:
         return taken
 
     def rest_of_step(self) -> float:
-        """Return the seconds since the last step ended for the host. Call after the GPU has ended it: this is the rest
-        of that step."""
+        """Return the seconds since the last step ended for the host: its rest, if the GPU has just ended it."""
         now = time.perf_counter()
         rest, self.edge = now - self.edge, now
         return rest

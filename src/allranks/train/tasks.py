@@ -1,7 +1,6 @@
 """Define the training tasks: text with a language model, labels with a classifier, noise with a perceptron.
 
-The perceptron (``mlp:``) is a transformers model class, so that it is
-loaded, sharded and saved like all others.
+The perceptron (``mlp:``) is a transformers model class, so that it is loaded, sharded and saved like all others.
 """
 
 from __future__ import annotations
@@ -71,11 +70,7 @@ class TokenTask:
         self, data: PreparedData, dtype: str, device: torch.device, *, compiled: bool = False
     ) -> Callable[[Rows], Any]:
         """Return a function that makes micro-batches for the device in host memory. They have ``inputs``, ``to``, and
-        token counts.
-
-        Args:
-            compiled: blocks are compiled, for which all batches should have one shape.
-        """
+        token counts; with `compiled` blocks one shape."""
         assert self._spec.data is not None
         pad_id = data.tokenizer.pad_token_id
         if self.classifier:
@@ -131,10 +126,7 @@ class NoiseTask(TokenTask):
         if data.held_out is None:
             return None
         make = partial(noise_batch, self._data, data.held_out, width=self._shape.width, dtype=DTYPES[dtype])
-        size = self._spec.eval.batch_size
-        return NoiseEvaluator(
-            world, loss_model, data.held_out, lambda rows: make(rows).to(world.device), batch_size=size
-        )
+        return NoiseEvaluator(world, loss_model, data.held_out, make, batch_size=self._spec.eval.batch_size)
 
 
 class NoiseEvaluator(Evaluator):
@@ -156,8 +148,8 @@ class NoiseEvaluator(Evaluator):
         return msgspec.structs.replace(super().run(), perplexity=None, accuracy=None)
 
     def _score(self, rows: Rows) -> torch.Tensor:
-        loss = self._loss.each(self._make(rows)).double().sum()
-        return torch.stack([loss, loss.new_tensor(len(rows)), torch.zeros_like(loss), loss.new_tensor(len(rows))])
+        loss = self._loss.each(self._make(rows).to(self._world.device)).double().sum()
+        return torch.stack([loss, *loss.new_tensor([len(rows), 0, len(rows)])])
 
 
 def task_of(spec: RunSpec) -> TokenTask:

@@ -26,15 +26,8 @@ _kept: list[ModuleType] = []
 
 
 def run_user_script(run: RunDir, script: ScriptSpec, attempt: int) -> int:
-    """Run the program like ``python PATH ARGS`` or ``python -m MODULE ARGS``, with torchrun's environment.
-
-    Returns:
-        0 if it ended normally, also by ``sys.exit()`` or ``sys.exit(0)``.
-
-    Raises:
-        SystemExit: with any other code or a text.
-        BaseException: whatever the program raises.
-    """
+    """Run the program like ``python PATH ARGS`` or ``python -m MODULE ARGS``, with torchrun's environment. Return 0 if it
+    ended normally, also by ``sys.exit(0)``; other exits, and what else it raises, go on to the caller."""
     own = os.getpid()
     events = open_event_log(run, attempt, None)
     heartbeat.phase(SCRIPT_PHASE)
@@ -88,12 +81,7 @@ def _run_as_main(script: ScriptSpec, arguments: list[str]) -> None:
 
 
 def _code_of_module(name: str) -> tuple[ModuleSpec, CodeType, str]:
-    """Find a module, or the ``__main__`` of a package, as ``python -m`` does; this imports the package that contains
-    it.
-
-    Raises:
-        ModuleNotFoundError: there is none.
-    """
+    """Find a module, or the ``__main__`` of a package, as ``python -m`` does, which imports the package around it."""
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         name = f"{name}.__main__"

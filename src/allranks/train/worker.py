@@ -65,11 +65,8 @@ class StepCallbacks:
         )
 
     def run_callbacks(self, done: int, stopping: bool) -> bool:
-        """Run the callbacks that are due after a step, or after the last step before a stop.
-
-        Returns:
-            Whether the training ends with this step, because the held-out loss has stopped falling (``eval.patience``).
-        """
+        """Run the callbacks that are due after a step, or after the last step before a stop. Return whether the training
+        ends with this step, because the held-out loss has stopped falling (``eval.patience``)."""
         log_experts(self._attempt, self._built, done)
         if stopping:
             self.saves.save(done, "full", last=True)
@@ -118,14 +115,8 @@ class StepCallbacks:
 
 
 def run_rank(run: RunDir, attempt: int, spec: RunSpec) -> int:
-    """Train the run of a run folder.
-
-    Args:
-        spec: the run's spec, with the paths of this node.
-
-    Returns:
-        The exit code: 0, also after a requested stop (the event records it; torchrun treats any other code as a crash).
-    """
+    """Train the run of a run folder; `spec` has the paths of this node. Return the exit code: 0, also after a requested
+    stop (the event records it; torchrun treats any other code as a crash)."""
     plan = load_plan(run)
     args = load_attempt_args(run, attempt)
     stop = StopRequest()

@@ -118,24 +118,23 @@ class CheckpointContent:
 
 @dataclass(frozen=True)
 class _Save:
-    """A save under way on this rank. ``started``: the clock when it was asked for."""
+    """A save under way on this rank."""
 
     step: int
     mode: str
     parts: RankParts
     eval_loss: float | None
-    started: float
+    started: float  # the clock when it was asked for
     aside: Path
 
 
 @dataclass(frozen=True)
 class _Written:
-    """What a rank has written. ``hashes`` of its files of tensors, ``places``: file of each key, ``others``: its files
-    without tensors."""
+    """What a rank has written."""
 
-    hashes: dict[str, bytes]
-    places: dict[str, str]
-    others: list[str]
+    hashes: dict[str, bytes]  # of its files of tensors
+    places: dict[str, str]  # file of each key
+    others: list[str]  # its files without tensors
     removed: tuple[int, ...]
 
 

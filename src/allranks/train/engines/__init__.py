@@ -33,11 +33,8 @@ class Engine(Protocol):
     ) -> None: ...
 
     def run(self) -> int:
-        """Run all steps; return how many are done, the same number on every rank.
-
-        Raises:
-            NonFiniteLoss: on every rank; the weights are those before the named step.
-        """
+        """Run all steps; return how many are done, the same number on every rank. Raise `NonFiniteLoss` on every rank;
+        the weights are those before the named step."""
         ...
 
 

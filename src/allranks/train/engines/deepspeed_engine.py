@@ -182,11 +182,7 @@ class MissingGradientCheck:
         self._seen[i] = True
 
     def check(self) -> None:
-        """Check that every trained parameter got a gradient since the last check.
-
-        Raises:
-            RunFailed: one got none.
-        """
+        """Raise `RunFailed` unless every trained parameter got a gradient since the last check."""
         missing = [name for name, seen in zip(self._names, self._seen, strict=True) if not seen]
         self._seen = [False] * len(self._names)
         if missing:
@@ -202,17 +198,11 @@ def zero_missing_gradients(model: nn.Module, *, each_module: bool) -> None:
 
     A graph node that is created before a forward runs last in its backward, and every parameter's gradient waits for
     it. Without this, gradients of unused parameters would be ready earlier, and DeepSpeed fills its buckets in the
-    order of readiness.
-
-    Args:
-        each_module: parameters are gathered only while their own module computes (stage 3). Call this after DeepSpeed
-            has registered its hooks. Otherwise all gradients are ready together at the end of backward.
+    order of readiness. `each_module`: parameters are gathered only while their own module computes (stage 3); call this
+    after DeepSpeed has registered its hooks.
     """
-    if not each_module:
-        _ZeroGradientHook([p for p in model.parameters() if p.requires_grad], model)
-        return
-    for module in model.modules():
-        own = [p for p in module.parameters(recurse=False) if p.requires_grad]
+    for module in model.modules() if each_module else [model]:
+        own = [p for p in module.parameters(recurse=not each_module) if p.requires_grad]
         if own:
             _ZeroGradientHook(own, module)
 
@@ -234,7 +224,12 @@ class _ZeroGradientHook:
         if not torch.is_grad_enabled() or not self._nothing:
             return output
         nothing = self._nothing.pop()
-        return tree_map(lambda t: t + nothing.to(t.dtype) if _differentiable(t) else t, output)
+
+        def add(value: Any) -> Any:
+            differentiable = isinstance(value, torch.Tensor) and value.requires_grad
+            return value + nothing.to(value.dtype) if differentiable else value
+
+        return tree_map(add, output)
 
 
 class _ZeroWithGradients(torch.autograd.Function):
@@ -248,10 +243,6 @@ class _ZeroWithGradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(torch.zeros((), dtype=d, device=gradients[0].device).expand(s) for s, d in ctx.like)
-
-
-def _differentiable(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 class DeepSpeedZero(LoopStrategy):
@@ -324,17 +315,18 @@ class DeepSpeedZero(LoopStrategy):
         return whole
 
     def _initialize(self, make_optimizer: MakeOptimizer) -> tuple[Any, Any]:
-        own = "optimizer" not in self._config
-        decayed = [p for name, p in self._named if has_weight_decay(name, p)]
-        plain = [p for name, p in self._named if not has_weight_decay(name, p)]
-        optimizer = make_optimizer(self._named) if own else None
+        optimizer, groups = None, None
+        if "optimizer" in self._config:
+            decayed = [p for name, p in self._named if has_weight_decay(name, p)]
+            plain = [p for name, p in self._named if not has_weight_decay(name, p)]
+            groups = [g for g in ({"params": decayed}, {"params": plain, "weight_decay": 0.0}) if g["params"]]
+        else:
+            optimizer = make_optimizer(self._named)
         self._take_weights()
         engine, zero, *_ = self._deepspeed.initialize(
             model=self._model,
             optimizer=optimizer,
-            model_parameters=None
-            if own
-            else [g for g in ({"params": decayed}, {"params": plain, "weight_decay": 0.0}) if g["params"]],
+            model_parameters=groups,
             config=self._config,
             mpu=data_parallel_mpu(self._group),
             dist_init_required=False,
@@ -450,15 +442,12 @@ def fragment_ranges(zero: Any, named: Named) -> list[StateRange]:
 def partition_ranges(zero: Any, named: Named) -> list[StateRange]:
     """Return ranges for stage 3: each parameter is split evenly, with padding at its end; a group's parts are
     concatenated."""
-    out = []
+    out: list[StateRange] = []
+    flats: Any = partition_tensors(zero)
     for name, p in named:
         at, start, _ = zero.grad_position[zero.get_param_id(p)]
-        offset, length = _own(p)
-        out.append(
-            StateRange(
-                zero.optimizer, partition_tensors(zero)[at], start, length, name, _numel(p), offset, copy_of=p.dtype
-            )
-        )
+        (offset, length), numel = _own(p), int(p.ds_numel)  # type: ignore[attr-defined]
+        out.append(StateRange(zero.optimizer, flats[at], start, length, name, numel, offset, copy_of=p.dtype))
     return out
 
 
@@ -467,8 +456,9 @@ def partitions(named: Named) -> list[TensorShard]:
     out = []
     for name, p in named:
         offset, length = _own(p)
-        part: Any = p.ds_tensor  # type: ignore[attr-defined]
-        out.append(TensorShard(f"model/{name}", _numel(p), offset, part.detach().view(-1)[:length]))
+        sharded: Any = p
+        own = sharded.ds_tensor.detach().view(-1)[:length]
+        out.append(TensorShard(f"model/{name}", int(sharded.ds_numel), offset, own))
     return out
 
 
@@ -494,10 +484,6 @@ def plain_numbers(zero: Any) -> None:
 
 def _own(p: Any) -> tuple[int, int]:
     """Return where this rank's part of a parameter begins, and its number of elements without padding."""
-    part, numel = p.ds_tensor.numel(), _numel(p)
+    part, numel = p.ds_tensor.numel(), int(p.ds_numel)
     low = min(dist.get_rank(p.ds_process_group) * part, numel)
     return low, min(part, numel - low)
-
-
-def _numel(p: Any) -> int:
-    return int(p.ds_numel)

@@ -76,13 +76,15 @@ class TrainerStep:
         self.clock = StepTimer(device)
         self._device, self._part = device, part
         self._open = ExitStack()
+        self.abandon = self._open.close
 
     def begin(self, step: int, trained: int, rate: float) -> None:
         """Start optimizer step `step` (from 0), in which all ranks together train `trained` tokens at learning rate
         `rate`."""
         self.step, self.trained, self._rate = step, trained, rate
         self._sequences: list[int] = []
-        self._counts, self._norm = TokenCounts(), None
+        self._counts = TokenCounts()
+        self.norm: torch.Tensor | None = None  # of the gradient, before clipping
         self._loss_sum = torch.zeros((), dtype=torch.float32, device=self._device)
         self.clock.begin()
 
@@ -96,32 +98,20 @@ class TrainerStep:
         self._open.close()
         self.clock.lap(name)
 
-    def abandon(self) -> None:
-        """Discard a step that does not end."""
-        self._open.close()
-
     def add(self, batch: Batch, loss: torch.Tensor) -> None:
         """Add a micro-batch after its forward pass; `loss` is its sum over trained tokens."""
         self._sequences += batch.sequences
         self._counts.add(batch)
         self._loss_sum += loss.detach().float()
 
-    def clipped(self, norm: torch.Tensor) -> None:
-        """Record the gradient norm before clipping."""
-        self._norm = norm
-
     def end(self) -> StepWork:
-        """Return the record of the step.
-
-        Raises:
-            EnvironmentNotAble: this version of transformers is not supported.
-        """
-        if self._norm is None:
+        """Return the record of the step."""
+        if self.norm is None:
             raise unsupported("did not compute the gradient norm, so a non-finite loss would not be noticed")
         return StepWork(
             step=self.step,
             loss_sum=self._loss_sum,
-            grad_norm=self._norm,
+            grad_norm=self.norm,
             counts=self._counts,
             trained=self.trained,
             lr=self._rate,
@@ -216,7 +206,7 @@ class RanksTrainer(Trainer):
         norm = torch.as_tensor(super()._get_grad_norm(model, grad_norm=grad_norm)).float()
         inner: Any = getattr(self.optimizer, "optimizer", self.optimizer)  # Accelerate wraps it
         skip_if_not_finite(inner, norm)
-        self._running.clipped(norm)
+        self._running.norm = norm
         return norm
 
 
@@ -229,11 +219,7 @@ def unsupported(problem: str) -> EnvironmentNotAble:
 
 
 def check_wrapped(trainer: Any, world: DistContext, find_unused_parameters: bool) -> None:
-    """Check that the Trainer sees all ranks and that its model averages gradients over them.
-
-    Raises:
-        ProofFailed: it trains alone, on another device, or without the DDP wrapper.
-    """
+    """Raise `ProofFailed` unless the Trainer sees all ranks, on their devices, and its model averages gradients."""
     processes = trainer.accelerator.num_processes
     ours, its = world.device, trainer.args.device
     if processes != world.size:
@@ -265,12 +251,9 @@ def bucket_bytes(wrapped: Any) -> int:
 
 
 def check_norms(rank: int, agreed: ReducedStep) -> None:
-    """Check that this rank's gradient norm equals the mean over ranks, as it must after averaging.
+    """Raise `ProofFailed` unless this rank's gradient norm equals the mean over ranks, as it must after averaging.
 
     Both come with each step's reduced metrics, so that the check neither communicates nor waits for the device.
-
-    Raises:
-        ProofFailed: the norms differ, so the weights diverge.
     """
     own = agreed.own_grad_norm
     if abs(own - agreed.grad_norm) > NORM_TOLERANCE * max(abs(agreed.grad_norm), torch.finfo(torch.float32).tiny):

@@ -216,16 +216,13 @@ def clip_and_update(
     shards_of: dist.ProcessGroup | None = None,
     device: torch.device | None = None,
 ) -> torch.Tensor:
-    """Clip by the global norm and update. After a non-finite gradient, skip this update and all later ones.
+    """Clip by the global norm, update, and return the norm before clipping, a float32 scalar. After a non-finite
+    gradient, skip this update and all later ones.
 
     The decision stays on the device: fused optimizers take it as ``found_inf``. It is sticky, so that the weights
-    are still those before the bad step when the host learns of it some steps later.
-
-    If the parameters are shards, `shards_of` is the group over which their norms are added: one all-reduce of a float32
-    number. If they are on the host, `device` is the device of the group's collectives.
-
-    Returns:
-        The norm before clipping, a float32 scalar on that device.
+    are still those before the bad step when the host learns of it some steps later. If the parameters are shards,
+    `shards_of` is the group over which their norms are added. If they are on the host, `device` is that of the group's
+    collectives, and of the result.
     """
     parameters = [p for p in parameters if p.grad is not None]
     if parameters and parameters[0].device.type == "cpu":
@@ -248,10 +245,9 @@ def clip_and_update(
 def total_norm(gradients: Sequence[torch.Tensor], *, joined: bool = False) -> torch.Tensor:
     """Return the global L2 norm as a float32 scalar, computed in float32 for any dtype of the gradients.
 
-    Args:
-        joined: the gradients of several parameters are parts of one tensor. On a CPU torch adds up a tensor in few
-            float32 sums: for 3e6 elements the norm is wrong by 2e-4, for 1e8 by 0.9 %. Here it is then the norm of the
-            norms of rows. Otherwise it is torch's, which other libraries clip by.
+    `joined`: the gradients of several parameters are parts of one tensor. On a CPU torch adds up a tensor in few
+    float32 sums: for 3e6 elements the norm is wrong by 2e-4, for 1e8 by 0.9 %. Here it is then the norm of the norms of
+    rows. Otherwise it is torch's, which other libraries clip by.
     """
     if joined and gradients and all(g.device.type == "cpu" for g in gradients):
         return torch.linalg.vector_norm(

@@ -68,11 +68,8 @@ from allranks.train.strategies.shards import StateRange, TensorShard, whole_stat
 def shard_routers_separately(
     blocks: Sequence[nn.Module], ignored: Set[nn.Parameter], *, mixed: bool
 ) -> list[nn.Module]:
-    """Shard routers that are trained in another dtype (float32) than their block as separate units, and return them.
-
-    Args:
-        mixed: blocks are cast to a lower dtype for their forward pass, routers are not.
-    """
+    """Return routers to shard as separate units: trained in another dtype (float32) than their block, or `mixed`, where
+    blocks are cast to a lower dtype for their forward pass and routers are not."""
 
     def dtypes(parameters: Iterable[nn.Parameter]) -> set[torch.dtype]:
         return {p.dtype for p in parameters if p.requires_grad and p not in ignored}
@@ -87,11 +84,8 @@ def shard_routers_separately(
 
 
 def require_own_weights(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
-    """Refuse weights shared between blocks: `fully_shard` would replace the weight in one block only and so untie it.
-
-    Raises:
-        SpecError: names a parameter that a block shares with a module outside of it.
-    """
+    """Raise `SpecError` for weights shared between a block and a module outside of it: `fully_shard` would replace the
+    weight in one of them only and so untie it."""
     paths = {module: name for name, module in model.named_modules()}
     inside = [f"{paths[block]}." for block in blocks]
     home: dict[nn.Parameter, str] = {}
@@ -111,20 +105,16 @@ def zero_missing_gradients(unit: nn.Module) -> None:
     def add_nothing(module: nn.Module, args: Any, output: Any) -> Any:
         if not torch.is_grad_enabled():
             return output
-        nested = {
-            id(p)
-            for child in module.modules()
-            if child is not module and isinstance(child, FSDPModule)
-            for p in child.parameters()
-        }
-        own = [p for p in module.parameters() if p.requires_grad and id(p) not in nested]
-        nothing = sum(p.flatten()[0].float() * 0.0 for p in own)
-        return tree_map(
-            lambda t: (
-                t + cast(torch.Tensor, nothing).to(t.dtype) if isinstance(t, torch.Tensor) and t.requires_grad else t
-            ),
-            output,
-        )
+        inner = [m for m in module.modules() if m is not module and isinstance(m, FSDPModule)]
+        nested = {p for child in inner for p in child.parameters()}
+        own = (p for p in module.parameters() if p.requires_grad and p not in nested)
+        nothing = cast(torch.Tensor, sum(p.flatten()[0].float() * 0.0 for p in own))
+
+        def add(value: Any) -> Any:
+            differentiable = isinstance(value, torch.Tensor) and value.requires_grad
+            return value + nothing.to(value.dtype) if differentiable else value
+
+        return tree_map(add, output)
 
     unit.register_forward_hook(add_nothing, prepend=True)
 
@@ -144,11 +134,8 @@ def shard_of(key: str, parameter: nn.Parameter, local: torch.Tensor) -> TensorSh
 
 
 def padded_bytes(parameter: nn.Parameter, world: int, dtype: torch.dtype | None = None) -> int:
-    """Return the bytes of a parameter, with the rows of every rank padded to the largest chunk.
-
-    Args:
-        dtype: the dtype in which it is communicated; None: the parameter's own.
-    """
+    """Return the bytes of a parameter that is communicated in `dtype` (None: its own), with the rows of every rank
+    padded to the largest chunk."""
     rows = parameter.shape[0] if parameter.ndim else 1
     rest = parameter.numel() // max(rows, 1)
     return -(-rows // world) * world * rest * (dtype or parameter.dtype).itemsize
@@ -160,19 +147,6 @@ def _mixed_precision(compute: torch.dtype | None) -> MixedPrecisionPolicy:
     if compute is None:
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
-
-
-def require_adapters(model: nn.Module, adapters: str) -> bool:
-    """Return whether the model has adapters.
-
-    Raises:
-        SpecError: ``ignored`` without adapters.
-    """
-    if is_adapted(model) or is_adapted(getattr(model, "model", model)):
-        return True
-    if adapters == "ignored":
-        raise SpecError("strategy.adapters: ignored keeps adapters on every rank, but this model has none")
-    return False
 
 
 def average_gradients(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
@@ -256,19 +230,13 @@ class FSDP2(LoopStrategy):
         ]
         self.optimizer = make_optimizer([*self._local, *self._kept])
         if self._adapters == "auto" and is_adapted(getattr(model, "model", model)):
-            chosen = (
-                "whole on every rank, gradients averaged by one all-reduce per step"
-                if self._kept
-                else "sharded with the rest"
-            )
+            whole = "whole on every rank, gradients averaged by one all-reduce per step"
+            chosen = whole if self._kept else "sharded with the rest"
             self.remarks = (f"adapters: {chosen} (strategy.adapters: auto)",)
 
     def _make_mesh(self) -> DeviceMesh:
         """Return the mesh of ranks, and set over how many ranks a tensor is sharded, and in which group. Collective.
-
-        Raises:
-            SpecError: nodes have different numbers of ranks.
-        """
+        Raise `SpecError` if nodes have different numbers of ranks."""
         world = dist.get_world_size(self._group)
         if not self._replicated:
             self._shards, self._shard_group, self._copy, self._copies = world, self._group, 0, 1
@@ -285,7 +253,11 @@ class FSDP2(LoopStrategy):
         return mesh
 
     def _keeps_whole(self, model: nn.Module) -> bool:
-        kept = require_adapters(model, self._adapters) and keeps_adapters_whole(
+        if not is_adapted(model) and not is_adapted(getattr(model, "model", model)):
+            if self._adapters == "ignored":
+                raise SpecError("strategy.adapters: ignored keeps adapters on every rank, but this model has none")
+            return False
+        kept = keeps_adapters_whole(
             adapters=self._adapters,
             offload=self._offload,
             trained_bytes=sum(p.numel() * p.element_size() for _, p in trained_parameters(model)),

@@ -140,11 +140,7 @@ class Zero2(ShardedOptimizer):
 
 class GatheredUnit:
     """Flat parameters that are gathered and freed together. ``parts`` are this rank's own parts, which are always in
-    memory.
-
-    Args:
-        compute: the dtype in which trained weights are gathered; None: their own. Weights in `own_dtype` are not cast.
-    """
+    memory. Trained weights are gathered in the dtype `compute` (None: their own), except those in `own_dtype`."""
 
     def __init__(
         self,
@@ -343,10 +339,7 @@ class Zero3(LoopStrategy):
 
 def _complete_before(flats: list[FlatParameter], units: list[GatheredUnit], place: dict[str, int]) -> list[int]:
     """Return for each block how many of the `flats`, in their order, have all their gradients when backward reaches the
-    block's end.
-
-    Those are the flats of later blocks, and those behind the last block (the head).
-    """
+    block's end: those of later blocks, and those behind the last block (the head)."""
     blocks = [[place[name] for flat in unit.flats for name, _ in flat.named] for unit in units]
     complete = []
     for i in range(len(units)):
