@@ -107,7 +107,7 @@ def _saved_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     return {**{n: p.detach() for n, p in parameters.items()}, **buffers}
 
 
-def _unchanged(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+def _unchanged(model: Any, tensors: Mapping[str, torch.Tensor]) -> list[str]:
     """Return the weights that transformers stores under their names and in their layout."""
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -171,7 +171,7 @@ def write_files(
     folder: Path,
     parts: RankParts,
     published: PublishedFiles,
-    model: nn.Module,
+    model: Any,
     rank: int,
     world: int,
     held: Sequence[PartHash],
