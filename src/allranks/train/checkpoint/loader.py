@@ -73,9 +73,9 @@ def _difference(
             f"{now.sequences}, so the order of the data would change; use the same data, or start a new run from these "
             "weights"
         )
-    kinds = {"data_hash": "the training data (its rows, the template or the tokenizer)", "base_hash": "the base model"}
+    data, base = "the training data (its rows, the template or the tokenizer)", "the weights of the base model"
     changed = []
-    for key, what in kinds.items():
+    for key, what in (("data_hash", data), ("base_hash", base)):
         before, after = had.get(key), getattr(now, key)
         if before and after and before != after:
             changed.append(f"{what} changed ({before[:12]} then, {after[:12]} now)")
