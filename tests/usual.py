@@ -83,7 +83,6 @@ FILES: dict[str, set[str]] = {
         "test_it_ends_on_all_ranks_with_the_best_kept",
         "test_the_best_is_exported",
         "test_replies_are_those_of_the_evaluation",
-        "test_standard_input_and_refusals",
     },
     "dist/test_compare.py": {"test_honest_strategies_pass_and_hold_what_theory_says"},
     "dist/test_deepspeed.py": {
@@ -177,7 +176,6 @@ FILES: dict[str, set[str]] = {
         "test_the_store_ends_with_its_parent[in use-9]",
         "test_the_folder_of_a_file_store_is_private_and_removed",
         "test_what_a_killed_agent_left_is_removed_and_nothing_of_others",
-        "test_a_program_of_the_users_own_has_no_named_store",
         "test_a_store_that_is_not_known_is_refused",
         "test_a_taken_fixed_port_is_refused_by_the_agent_of_node_0",
         "test_a_taken_port_of_the_control_channel_is_an_explained_refusal",

@@ -373,7 +373,7 @@ def lite_moves(world: DistContext, args: dict[str, Any]) -> Any:
     for name in args["names"]:
         heard: list[Any] = []
         strategy, _, keeper, run = trained(Path(args["folder"]) / name, name, world, LORA)
-        keeper._on_published = lambda saved, removed: heard.append(saved)
+        keeper._on_published = lambda saved, removed, heard=heard: heard.append(saved)
         whole = [(p.numel() * p.element_size(), p.requires_grad) for p in built(LORA).parameters()]
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as traced:
             if args.get("plant"):

@@ -135,35 +135,6 @@ def test_replies_are_those_of_the_evaluation(early: Any) -> None:
     assert any(sample["reply"].strip() for step in (best, end) for sample in samples[step])
 
 
-LINES = "Zähle bis drei\n\n你好 \x1b[31m\r\nuse hf_aB3dE5gH7jK9mN1pQ3sT5vX7zA2cD4fG6h\n"
-
-
-def test_samples_repeat_with_their_seed(early: Any) -> None:
-    folder, _, run = early
-    first, again, other = (
-        replies(run, folder, "--temperature", "1.5", "--max-new-tokens", "8", *seed, stdin=LINES)["replies"]
-        for seed in ((), (), ("--seed", "9"))
-    )
-    assert [reply["prompt"] for reply in first] == ["Zähle bis drei", "你好 \x1b[31m", "use ***"]
-    assert first == again != other
-    assert all(reply["tokens"] <= 8 for reply in first)
-
-
-def test_standard_input_and_refusals(early: Any) -> None:
-    folder, _, run = early
-    for words, says in (
-        (("--prompt", "x", "--checkpoint", "7"), "no checkpoint of step 7; existing steps"),
-        (("--prompt", "x", "--checkpoint", "newest"), "expected the step of a checkpoint, or best"),
-        (("--prompt", " "), "prompt 1 is empty"),
-    ):
-        done = allranks("generate", run.name, *words, cwd=folder)
-        assert done.returncode == 2 and says in done.stderr, done.stderr
-    shown = allranks("generate", run.name, "--max-new-tokens", "2", cwd=folder, stdin=LINES)
-    assert shown.returncode == 0 and "\x1b" not in shown.stdout
-    for words in ("prompt  Zähle bis drei", "prompt  你好", "prompt  use ***"):
-        assert words in shown.stdout
-
-
 def test_an_interrupt_ends_the_process_with_the_model(early: Any) -> None:
     import psutil
 

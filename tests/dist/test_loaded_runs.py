@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from safetensors.torch import load_file
 from allranks.rundir.events import read_events
 from allranks.rundir.paths import RunDir
 from tests.conftest import tiny_spec, write_rows
-from tests.dist.harness import allranks, folders, step_events, train, write_spec
+from tests.dist.harness import step_events, train
 from tests.dist.making import model_of
 from tests.dist.test_loading import saved
 
@@ -60,16 +59,3 @@ def test_a_run_in_parts_from_a_folder_equals_a_plain_one(tmp_path: Path, lora: b
         assert ours.keys() == plain.keys()
         assert max(float((ours[k] - plain[k]).abs().max()) for k in ours) < 1e-5
         assert step_events(run)[0]["loss"] == pytest.approx(step_events(runs["pytorch_ddp"])[0]["loss"], rel=1e-5)
-
-
-def test_a_damaged_file_is_refused_by_its_name_before_a_run_begins(tmp_path: Path) -> None:
-    """Its header is enough to see it; ranks that meet one later are in `test_loading.py`."""
-    folder = model_folder(tmp_path)
-    index = json.loads((folder / "model.safetensors.index.json").read_text())
-    file = folder / index["weight_map"]["model.norm.weight"]
-    file.write_bytes(file.read_bytes()[:-1])
-    spec = write_spec(tmp_path, spec_of(tmp_path, folder, "pytorch_zero3", lora=False))
-    done = allranks("run", str(spec), cwd=tmp_path)
-    assert done.returncode == 3 and f"{file}: is truncated" in done.stderr, done.stderr
-    assert "Traceback" not in done.stderr
-    assert folders(tmp_path) == []

@@ -13,7 +13,7 @@ from allranks.analysis.trace import analyse
 from allranks.rundir.events import read_events
 from allranks.rundir.paths import RunDir
 from tests.conftest import tiny_spec, write_rows
-from tests.dist.harness import stall_ranks, step_events, train
+from tests.dist.harness import stall_ranks, train
 
 pytestmark = pytest.mark.dist
 
@@ -67,15 +67,3 @@ def test_each_rank_leaves_a_trace_with_all_that_analysis_needs(tmp_path: Path, m
     rows = {row.rank: row for row in analysed.stragglers}
     assert rows[1].max_late_s > 0.5 * LATE_S, rows
     assert rows[1].caused_wait_s > 2 * rows[0].caused_wait_s, rows
-
-
-def test_only_the_named_ranks_are_profiled_and_the_numbers_stay_the_same(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    _, run = run_with(tmp_path / "a", {"wait": 0, "warmup": 0, "active": 2, "ranks": [1]})
-    _, plain = run_with(tmp_path / "b", {"wait": 50})
-    assert run.traced_ranks() == [1]
-    assert plain.traced_ranks() == []
-    assert [e["loss"] for e in step_events(run)] == [e["loss"] for e in step_events(plain)]
-    said = [e["message"] for e in read_events(plain.events_of(0)) if e["event"] == "warning"]
-    assert len(said) == 1 and "there will be no trace" in said[0]

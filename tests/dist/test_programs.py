@@ -152,15 +152,3 @@ def test_lack_of_host_memory_is_told_from_a_kill(tmp_path: Path, cgroup: Path) -
     assert "ended by SIGKILL, and the kernel's out-of-memory killer has ended a process" in done.stderr
     assert (first["id"], first["rank"]) == ("host_oom", 1)
     assert "had counted an out-of-memory kill" in first["cause"]
-
-
-@pytest.mark.full
-def test_an_extra_collective_that_sends_more_is_shown_with_the_lines_of_both_ranks(tmp_path: Path) -> None:
-    """Gloo aborts the rank that receives too much, here the other one; who is wrong cannot be known, where both are
-    can."""
-    done, _, (first, *_) = end_of(tmp_path, "nanogpt", "torch.distributed.all_reduce(torch.ones(1 << 20))")
-    assert "the ranks are in different collectives" in done.stderr
-    for place in ("rank 0 in ", "train.py:306 in <module>; rank 1 in ", "train.py:290 in <module>"):
-        assert place in done.stderr
-    assert first["id"] == "collective_mismatch"
-    assert any("may be another rank's" in text for text in first["against"])

@@ -198,34 +198,6 @@ def test_each_criterion_of_02_can_fail(results: tuple[int, dict[str, Any]], two:
         assert judged("01_single", read_evidence(RunDir(Path(one["folder"]))))["world"].state == "passed"
 
 
-def test_a_checkpoint_that_was_refused_is_the_saves_fault(two: Evidence) -> None:
-    def refuse(raw: dict[str, Any]) -> None:
-        for rank in raw["first"]:
-            raw["first"][rank] = [
-                e for e in raw["first"][rank] if e["event"] != "checkpoint" and e.get("name") != "done"
-            ]
-            raw["first"][rank].append(
-                {"event": "error", "rank": rank, "type": "CheckpointError", "message": "6 ranges were not saved"}
-            )
-        raw |= {"again": {}, "step": None, "files": {}, "message": "6 ranges were not saved"}
-
-    found = judged("02_ddp", altered(two, refuse))
-    assert {k: j.why for k, j in found.items() if j.state == "failed"} == {"save": "6 ranges were not saved"}
-    assert {k for k, j in found.items() if j.state == "not reached"} == {"barriers", "reload"}, found
-
-
-def test_a_run_that_broke_off_has_one_red_line(two: Evidence) -> None:
-    def break_off(raw: dict[str, Any]) -> None:
-        for rank in raw["first"]:
-            raw["first"][rank] = [e for e in raw["first"][rank] if e["event"] in ("start", "data")]
-        raw |= {"again": {}, "step": None, "files": {}, "message": "rank 1 failed before the first step: no idea"}
-
-    found = judged("02_ddp", altered(two, break_off))
-    red = {k: j for k, j in found.items() if j.state == "failed"}
-    assert list(red) == ["world"] and "no idea" in red["world"].why
-    assert {found[k].state for k in ("steps", "save", "reload", "loss", "sync")} == {"not reached"}
-
-
 def test_ctrl_c_ends_the_whole_climb_and_what_was_found_is_kept(tmp_path: Path) -> None:
     climb = Background(tmp_path, "smoke", "01", "02", "--scale", "tiny", "--set", "train.max_steps=100000")
     climb.until_step(3)

@@ -153,11 +153,6 @@ def test_what_a_killed_agent_left_is_removed_and_nothing_of_others(monkeypatch: 
         other.close()
 
 
-def test_a_program_of_the_users_own_has_no_named_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(STORE_VARIABLE, raising=False)
-    assert open_store(2, SHORT) is None
-
-
 @pytest.mark.parametrize("text", ["etcd:127.0.0.1:1:x", "tcp:127.0.0.1:port:x", "tcp:", "tcp:127.0.0.1:1"])
 def test_a_store_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv(STORE_VARIABLE, text)

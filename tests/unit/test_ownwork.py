@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from allranks.train import step_timers
-from allranks.train.step_timers import CpuComputeTimer, CudaComputeTimer, StepTimer
+from allranks.train.step_timers import CudaComputeTimer, StepTimer
 
 PAUSE_S = 0.05
 
@@ -72,19 +72,6 @@ def test_a_pass_whose_end_is_not_seen_is_not_told() -> None:
     assert "own_backward_s" not in clock.end_step()
 
 
-def test_the_optimizer_counts_without_waits_and_not_at_all_if_ranks_cannot_be_compared(monkeypatch: Any) -> None:
-    real = step_timers.waited_s
-    monkeypatch.setattr(step_timers, "waited_s", lambda: real() + waited)
-    waited = 0.0
-    clock = clock_of(nn.Linear(4, 4))
-    clock.begin()
-    time.sleep(2 * PAUSE_S)
-    waited = PAUSE_S
-    clock.lap("optimizer")
-    found = clock.end_step()
-    assert PAUSE_S <= found["own_optimizer_s"] <= found["optimizer_s"] - PAUSE_S
-
-
 def test_update_times_that_cannot_be_compared_are_not_reported() -> None:
     for told in (True, False):
         clock = StepTimer(torch.device("cpu"))
@@ -113,20 +100,6 @@ def test_time_without_a_core_is_told_beside_each_part(monkeypatch: Any) -> None:
     clock.begin()
     clock.lap("data")
     assert "own_queued_s" not in clock.end_step()
-
-
-def test_waiting_within_python_is_taken_out(monkeypatch: Any) -> None:
-    real = step_timers.waited_s
-    monkeypatch.setattr(step_timers, "waited_s", lambda: real() + waited)
-    waited = 0.0
-    work = CpuComputeTimer()
-    work.begin()
-    work.lap("forward")
-    time.sleep(PAUSE_S)
-    waited = PAUSE_S
-    work.backward_over()
-    work.lap("backward")
-    assert work.end_step()["own_backward_s"] < PAUSE_S / 2
 
 
 class Mark:
