@@ -18,7 +18,7 @@ from allranks.train.distributed import DistContext
 from allranks.train.engines import deepspeed_engine, deepspeed_zero, hf_trainer
 from allranks.train.evaluation import Evaluator
 from allranks.train.models import lora_experts, moe
-from allranks.train.strategies import data_parallel, fsdp2, gradient_sync, sharded_optimizer, zero
+from allranks.train.strategies import base, data_parallel, fsdp2, gradient_sync, sharded_optimizer, zero
 
 HAVE_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 # what is planted: the strategy and the variant with which it shows
@@ -189,8 +189,8 @@ class _Bugs:
     @staticmethod
     def reduces_the_parameter(world: DistContext) -> None:
         # picotron's DataParallelNaive: the hook's argument is the parameter
-        def reduce(self: Any, turn: int) -> None:
-            parameter = self._named[len(self._named) - 1 - turn][1]
+        def reduce(self: Any, gradient: torch.Tensor) -> None:
+            parameter = next(p for _, p in self._named if p.grad is gradient)
             dist.all_reduce(parameter.data, group=self._group)
             parameter.data.div_(world.size)
 
@@ -199,8 +199,8 @@ class _Bugs:
     @staticmethod
     def bucket_order_differs(world: DistContext) -> None:
         if world.rank == 1:
-            usual = data_parallel.trained_parameters
-            data_parallel.trained_parameters = lambda model: usual(model)[::-1]  # type: ignore[attr-defined]
+            usual = base.trained_parameters
+            base.trained_parameters = lambda model: usual(model)[::-1]
 
     @staticmethod
     def no_division(world: DistContext) -> None:

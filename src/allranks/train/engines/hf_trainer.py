@@ -35,14 +35,7 @@ from allranks.train.data.batches import Batch, Rows, SampleOrder
 from allranks.train.distributed import DistContext
 from allranks.train.loop import StepWatcher, learning_rate, set_learning_rate
 from allranks.train.patches import define_cpu_set_device
-from allranks.train.step_metrics import (
-    LoopPlan,
-    ReducedStep,
-    StepMetrics,
-    StepWork,
-    TokenCounts,
-    TrainingRows,
-)
+from allranks.train.step_metrics import LoopPlan, ReducedStep, StepMetrics, StepWork, TokenCounts, TrainingRows
 from allranks.train.step_timers import StepTimer
 from allranks.train.strategies.base import (
     MakeOptimizer,

@@ -114,7 +114,9 @@ class SimpleDDPAccumulating(Replicated):
 
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()
-        for _, parameter in self._named if self._micro.last else ():
+        if not self._micro.last:
+            return
+        for _, parameter in self._named:
             self._average(gradient_of(parameter))
 
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
