@@ -92,7 +92,6 @@ FILES: dict[str, set[str]] = {
     "dist/test_failures_b.py": set(),
     "dist/test_exact_resume.py": {
         "test_rewritten_answers_and_another_base_are_refused[exact]",
-        "test_another_learning_rate_is_refused_before_anything_starts",
     },
     "dist/test_full_disk.py": {
         "test_a_disk_that_is_full_before_the_run_or_fills_up_during_it",

@@ -92,9 +92,3 @@ def test_rewritten_answers_and_another_base_are_refused(
     finally:
         source.write_text(text)
         file.write_bytes(weights)
-
-
-def test_another_learning_rate_is_refused_before_anything_starts(stopped: tuple[Path, str], tmp_path: Path) -> None:
-    code, said, run = resumed(stopped, tmp_path, "--set", "train.lr=0.1")
-    assert code == 2 and "train.lr" in said and "--allow-inexact" in said
-    assert run.attempts() == [1]

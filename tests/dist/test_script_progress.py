@@ -26,19 +26,6 @@ allranks.report(step="many", loss=object())
 sys.stdout.buffer.write(b"\\x1b[31moverwritten\\x1b[0m \\xff\\xfe bytes\\rwhat stays\\n")
 print("is torch imported:", "torch" in sys.modules)
 """
-PRINTS = """
-import os, sys, time
-if os.environ["RANK"] == "0":
-    sys.stderr.write("Map: 100%|####| 256/256 [00:00<00:00, 90 examples/s]\\n")
-    sys.stdout.buffer.write(b"x" * (3 << 20) + b"\\n")
-    sys.stdout.flush()
-    time.sleep(1.5)
-    for step in (10, 20, 30):
-        print(f"iter {step}: loss {4 - step / 10:.4f}, time 20.00ms, mfu -100.00%", flush=True)
-        time.sleep(1.2)
-else:
-    print("only in the log of rank 1")
-"""
 
 
 def end_of(tmp_path: Path, program: str) -> tuple[Any, Any, dict[str, Any]]:
@@ -63,16 +50,3 @@ def test_reports_reach_terminal_summary_metrics_and_page(tmp_path: Path) -> None
     events = [json.loads(line) for line in run.events_of(1).read_text().splitlines()]
     assert 2 <= sum(e["event"] == "progress" for e in events) <= 6  # 40 reports
     assert "tokens / s" in run.report.read_text()
-
-
-def test_progress_is_read_in_the_output_and_labelled(tmp_path: Path) -> None:
-    done, _, metrics = end_of(tmp_path, PRINTS)
-    assert (metrics["progress_source"], metrics["steps"]) == ("log", 30)
-    assert (metrics["train_loss_first"], metrics["train_loss_last"]) == (3.0, 1.0)
-    assert 5 < metrics["steps_per_s"] < 10
-    assert metrics.get("tokens_per_s") is None
-    assert "tokens_reported" not in metrics
-    assert "30 (parsed from the output of rank 0)" in done.stdout
-    assert "bytes are not shown" in done.stdout
-    assert "only in the log of rank 1" not in done.stdout
-    assert len(done.stdout) < 200_000
