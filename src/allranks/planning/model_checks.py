@@ -6,12 +6,10 @@ Only files on this machine are read, without torch. What they do not show is che
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,13 +23,12 @@ from allranks.spec.data_templates import require_task_template
 from allranks.spec.models import (
     TINY_ENCODERS,
     TYPES,
-    TaskTypes,
     architecture_warning,
     fused_parameter,
     is_mlp,
-    model_task,
     require_architecture,
     require_parameters,
+    require_trainable,
     tested,
     tested_settings,
     tiny_family,
@@ -42,7 +39,6 @@ from allranks.utils.safetensors_files import INDEX, SINGLE, read_header
 from allranks.utils.text import did_you_mean
 
 MAX_TOKENIZER_BYTES = 64 << 20
-MAX_SOURCE_BYTES = 4 << 20
 
 POSITION_KEYS = ("max_position_embeddings", "n_positions")
 ATTENTIONS = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3")
@@ -116,44 +112,18 @@ def model_warnings(spec: RunSpec) -> list[str]:
 
 
 def is_classifier(files: ModelFiles) -> bool | None:
-    """Return whether the model is trained as a classifier; None if this transformers does not list the model type.
+    """Return whether the model is trained as a classifier; None for a model type that is not tested, which the ranks
+    look up in transformers.
 
     Raises:
-        SpecError: it is neither a causal language model nor a classifier.
+        SpecError: it is an encoder-decoder, or a model of images or audio.
     """
-    types = task_types()
-    if types is None or not isinstance(files.config.get("model_type"), str):
+    require_trainable(files.config, files.where)
+    wanted = str((files.config.get("architectures") or [""])[0])
+    entry = tested(files.config.get("model_type"))
+    if entry is None or files.config.get("is_decoder"):
         return None
-    return model_task(files.config, types, files.where) == "classification"
-
-
-@cache
-def task_types() -> TaskTypes | None:
-    """Return the model types that the installed transformers knows, by task.
-
-    Its source is parsed, because importing it takes seconds. None if it is not found.
-    """
-    source = _source("models/auto/modeling_auto.py")
-    if source is None:
-        return None
-    pair = re.compile(r'^ {8}\(\s*"([^"]+)"', re.MULTILINE)  # of a table with a pair in each line, which may be broken
-    found = []
-    for task in ("CAUSAL_LM", "MASKED_LM", "SEQUENCE_CLASSIFICATION"):
-        start = source.find(f"\nMODEL_FOR_{task}_MAPPING_NAMES = OrderedDict(")
-        end = source.find("\n    ]", start)
-        found.append(frozenset(pair.findall(source, start, end)) if 0 <= start < end else frozenset())
-    return TaskTypes(*found) if all(found) else None
-
-
-def _source(path: str) -> str | None:
-    """Return the text of a file of the installed transformers, without importing it."""
-    place = importlib.util.find_spec("transformers")
-    if place is None or place.origin is None:
-        return None
-    try:
-        return read_text(Path(place.origin).parent / path, MAX_SOURCE_BYTES)
-    except (OSError, ValueError, FileTooLarge):
-        return None
+    return entry.task == "classification" or "SequenceClassification" in wanted
 
 
 def has_absolute_positions(config: Mapping[str, Any]) -> bool:

@@ -119,13 +119,16 @@ def tested_settings(model_type: Any) -> str:
     return f" (a {model_type} is tested with {', '.join(needs)})" if needs else ""
 
 
-def require_modality(config: Mapping[str, Any], where: str) -> None:
-    """Refuse a model that also reads or writes images or audio: nothing would train those parts.
+def require_trainable(config: Mapping[str, Any], where: str) -> None:
+    """Refuse an encoder-decoder, and a model that also reads or writes images or audio: nothing would train those
+    parts.
 
     Raises:
         SpecError: with what is supported.
     """
     kind = config.get("model_type")
+    if config.get("is_encoder_decoder", kind in TYPES.encoder_decoders):
+        raise SpecError(f"{where}: a {kind} is an encoder-decoder, which allranks does not train; {SUPPORTED}")
     if kind in TYPES.multimodal or any(isinstance(config.get(key), dict) for key in MULTIMODAL_KEYS):
         text = f"{kind}_text"
         hint = f"use its language model alone ({text}); " if tested(text) else ""
@@ -338,9 +341,7 @@ def model_task(config: Mapping[str, Any], types: TaskTypes, where: str) -> Liter
         SpecError: an encoder-decoder, a model of images or audio, or neither of the two.
     """
     kind = config.get("model_type")
-    if config.get("is_encoder_decoder", kind in TYPES.encoder_decoders):
-        raise SpecError(f"{where}: a {kind} is an encoder-decoder, which allranks does not train; {SUPPORTED}")
-    require_modality(config, where)
+    require_trainable(config, where)
     wanted = str((config.get("architectures") or [""])[0])
     if "SequenceClassification" in wanted or "MaskedLM" in wanted or "ForPreTraining" in wanted:
         if kind not in types.classifiers:
