@@ -134,7 +134,7 @@ def test_job_states(state: str, expected: tuple[str, tuple[str, ...], int | None
     [
         ("gpu:8", 8), ("gpu", 1), ("gpu:a100", 1), ("gpu:a100:4(S:0-1)", 4), ("gpu:a100:2,gpu:v100:2", 4), ("(null)", 0), (None, 0), ("", 0),
         ("shard:8", 0), ("mps:400", 0), ("gpu:2,shard:16(S:0,1),mps:200", 2), ("gpu:tesla(S:0,1),nvme:1", 1), ("gres/gpu:h100=4", 4),
-        ("gres:gpu:2", 2), ("gpu:a100:no_consume:4", 4), ("gpu:0", 0), ("gpu:1K", 1024), ("mygpu:4", 0), ("gpu:8(IDX:0-7)", 8),
+        ("gres:gpu:2", 2), ("gpu:a100:no_consume:4", 4), ("gpu:0", 0), ("mygpu:4", 0), ("gpu:8(IDX:0-7)", 8),
     ],
 )  # fmt: skip
 def test_gpus_in_generic_resources(gres: str | None, gpus: int) -> None:

@@ -34,9 +34,6 @@ def parse_time_limit(text: str) -> int | None:
     return ((int(found["days"] or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-_COUNT = r"(?i)(\d+)([KMG]?)"
-_UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
-
 _SHORT = {"-G": "gpus", "-p": "partition", "-N": "nodes", "-n": "ntasks", "-a": "array"}
 _OWN_OPTIONS = {
     "nodes": "set cluster.nodes instead",
@@ -149,6 +146,5 @@ def gpu_count(gres: str | None) -> int:
         word = re.sub(r"\(.*\)", "", item.strip().removeprefix("gres/").removeprefix("gres:"))
         name, *rest = word.replace("=", ":").split(":")
         if name.lower() == "gpu":
-            count = re.fullmatch(_COUNT, rest[-1]) if rest else None
-            total += int(count[1]) * _UNITS[count[2].upper()] if count else 1
+            total += int(rest[-1]) if rest and rest[-1].isdigit() else 1
     return total

@@ -164,12 +164,7 @@ def router_problems(spec: RunSpec) -> list[str]:
     """Return a sentence if ``model.router_aux_loss`` is no coefficient."""
     given = spec.model.router_aux_loss if spec.model is not None else "auto"
     if given is True or (isinstance(given, float) and not 0 <= given < math.inf):
-        return [
-            f"model.router_aux_loss is {str(given).lower()}: give auto, off, or a coefficient of 0 or more, such as "
-            "0.01"
-        ]
-    if spec.model is not None and is_mlp(spec.model.name) and given not in ("auto", "off", False, 0):
-        return [f"model.router_aux_loss: {spec.model.name} is not a mixture of experts"]
+        return [f"model.router_aux_loss is {str(given).lower()}: give auto, off, or a coefficient, such as 0.01"]
     return []
 
 
@@ -189,6 +184,7 @@ def mlp_problems(spec: RunSpec) -> list[str]:
         (source != NOISE_SOURCE, f"data.source is {source}: {name} cannot read text; set it to {NOISE_SOURCE}"),
         (spec.eval.source is not None, "eval.source: an mlp: model is evaluated on its own noise; remove it"),
         (spec.adapter.type != "none", f"adapter.type is {spec.adapter.type}: {name} supports only full training"),
+        (spec.model.router_aux_loss not in ("auto", "off", False), f"model.router_aux_loss: {name} has no experts"),
         (spec.model.recomputation != RECOMPUTE_NONE, f"model.gradient_checkpointing: {name} does not support it"),
     )
     return [*problems, *(text for wrong, text in refused if wrong)]
