@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from allranks.analysis.report.charts import telemetry_charts, training_charts
+from allranks.analysis.report.charts import telemetry_charts
 from allranks.analysis.report.figures import downsample
 from allranks.analysis.report.html import MAX_ROWS
 from allranks.analysis.report.page import proof, time_budget
@@ -97,16 +97,6 @@ def test_the_log_shown_is_that_of_the_rank_that_fell_out(tmp_path: Path) -> None
 def test_thinning_keeps_the_lowest_and_the_highest_of_every_stretch() -> None:
     ys = [5.0, 9.0, 1.0, 5.0, 5.0, 2.0, 8.0, 5.0]
     assert downsample(range(8), ys, 4) == ([1, 2, 5, 6], [9.0, 1.0, 2.0, 8.0])
-
-
-def test_a_loss_that_fell_a_hundredfold_has_a_logarithmic_axis(tmp_path: Path) -> None:
-    for last, kind in ((0.01, "log"), (1.0, None)):
-        make = Maker(tmp_path, str(last))
-        make.begin()
-        make.steps(1, 8)
-        make.events[0][-1]["loss"] = last
-        figure = training_charts(read_run_data(make.write()))[0].figure
-        assert figure["layout"]["yaxis"].get("type") == kind
 
 
 @pytest.mark.parametrize(("hosts", "more_s", "unit"), [(1, 0, "seconds"), (2, 400, "minutes"), (1, 12_000, "hours")])

@@ -76,8 +76,7 @@ def records_during(records: Sequence[LoadRecord], begin: float, end: float) -> l
 
 
 def lost_time(records: Sequence[LoadRecord]) -> Lost:
-    """Return what a rank may have lost beside its main thread's own time without a core; nothing if that is not
-    known."""
+    """Return what a rank may have lost beside its main thread's own time without a core; nothing if not known."""
     use = add_uses([r.use for r in records])
     if use is None:
         return Lost()

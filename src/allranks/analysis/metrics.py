@@ -240,8 +240,7 @@ def _unknown_of_program(steps: dict[int, Events]) -> dict[str, Any]:
 
 
 def best_evaluation(story: Events) -> dict[str, Any]:
-    """Return ``best_step`` and ``best_eval_loss``: the evaluation with the lowest held-out loss after a step; None
-    without one."""
+    """Return ``best_step`` and ``best_eval_loss``, the lowest held-out loss after a step; None without one."""
     evaluations = [
         (e["loss"], e["step"]) for e in story if e["event"] == "eval" and e.get("loss") is not None and e["step"]
     ]
@@ -291,8 +290,7 @@ def epoch_time(times: list[float], data: dict[str, Any], plan: LaunchPlan) -> fl
 
 
 def throughput(steps: dict[int, Events]) -> float | None:
-    """Return real tokens per second over all ranks, in the steps after warm-up. Ranks are synchronous, so rank 0's time
-    is used."""
+    """Return real tokens per second over all ranks after warm-up, by rank 0's time: ranks are synchronous."""
     tokens = sum(e["tokens"] for s in steps.values() for e in _after_warm_up(s))
     seconds = sum(sum(e.get("step_times_s") or [e["step_time_s"]]) for e in _after_warm_up(steps.get(0, [])))
     return tokens / seconds if seconds else None
@@ -317,8 +315,7 @@ def _not_compiled(ranks: dict[int, Events]) -> str | None:
 
 
 def wall_time(ranks: dict[int, Events]) -> float | None:
-    """Return the seconds from the first to the last event of an attempt, summed over attempts (without the time between
-    them)."""
+    """Return the seconds from the first to the last event of each attempt, summed over attempts."""
     times: dict[int, list[float]] = {}
     for events in ranks.values():
         attempt = 0
@@ -434,16 +431,14 @@ def progress_metrics(ranks: dict[int, Events]) -> dict[str, Any]:
 
 
 def _not_finite_since(lossy: Events) -> int | None:
-    """Return the index of the first loss after which none was finite; None if the last one was. JSON has no NaN: its
-    value is null."""
+    """Return the index of the first loss (null: NaN) after which none was finite; None if the last one was."""
     finite = [i for i, e in enumerate(lossy) if finite_float(e["loss"]) is not None]
     first = finite[-1] + 1 if finite else 0
     return first if first < len(lossy) else None
 
 
 def describe_non_finite_loss(metrics: dict[str, Any]) -> str:
-    """Return since when the loss of a user's own program is not finite, as a sentence without a full stop; empty if it
-    is, or nothing is known."""
+    """Return since when the loss of a user's own program is not finite; empty if it is, or not known."""
     found = metrics.get("loss_not_finite")
     if not isinstance(found, dict):
         return ""

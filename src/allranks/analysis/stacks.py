@@ -82,8 +82,7 @@ def is_library_file(path: str) -> bool:
 
 
 def main_thread_frames(text: str) -> list[StackFrame]:
-    """Return the frames of the main thread in a dump of faulthandler or py-spy, innermost first; empty if the text has
-    none."""
+    """Return the main thread's frames in a dump of faulthandler or py-spy, innermost first; empty without any."""
     threads: list[_Thread] = []
     for line in text.splitlines():
         if _THREAD_LINE.match(line):
@@ -164,8 +163,7 @@ def is_build_lock_stack(frames: Sequence[str]) -> bool:
 
 
 def is_checkpoint_frame(frame: str) -> bool:
-    """Return whether a frame writes or reads a checkpoint, or gathers the model for one; not activation
-    checkpointing."""
+    """Return whether a frame writes, reads or gathers a checkpoint; not activation checkpointing."""
     return _CHECKPOINT.search(frame) is not None
 
 

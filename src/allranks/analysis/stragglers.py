@@ -351,8 +351,7 @@ MIN_BYTES = 1 << 20
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """What went from the ranks of one host to another one. ``relative`` is the time per byte against the fast ones of
-    the others."""
+    """What went from one host's ranks to another. ``relative``: time per byte against the others' fast ones."""
 
     host: str
     peer: str

@@ -118,8 +118,7 @@ def newest_checkpoint(run: RunDir, *, repair: bool = True) -> tuple[int, list[st
 
 
 def best_checkpoint_step(run: RunDir) -> int | None:
-    """Return the step of the checkpoint with the lowest held-out loss, the earliest of equal ones; None if none was
-    evaluated."""
+    """Return the step of the checkpoint with the lowest held-out loss, the earliest of equal ones, or None."""
     found = {step: read_record(run.checkpoint(step) / MANIFEST).get("eval_loss") for step in run.checkpoint_steps()}
     losses = {s: float(v) for s, v in found.items() if isinstance(v, (int, float)) and math.isfinite(v)}
     return min(losses, key=lambda step: (losses[step], step)) if losses else None

@@ -97,8 +97,7 @@ class RunDir(Struct, frozen=True):
         return self.logs_of(attempt) / f"{host}.exit.json"
 
     def channel(self, attempt: int) -> Path:
-        """Address of an attempt's driver, with the token, for hand-started agents and ``allranks cancel``; mode
-        0600."""
+        """Address of an attempt's driver, with the token, for agents and ``allranks cancel``; mode 0600."""
         return self.logs_of(attempt) / "channel.json"
 
     def rendezvous(self, attempt: int) -> Path:
@@ -307,8 +306,7 @@ def find_run(name: str, run_root: str | Path = "runs") -> RunDir:
 
 
 def status_of(run: RunDir, *, alive: bool) -> str:
-    """Return ``running``, the final status, or ``unfinished`` if the process that followed the run was killed
-    earlier."""
+    """Return ``running``, the final status, or ``unfinished`` if the process that followed it was killed."""
     told = read_record(run.metrics).get("status")
     if alive:
         return "running"

@@ -181,8 +181,7 @@ def _claim(claim: Path) -> bool:
 
 
 def _place() -> str:
-    """Return the scope in which a process id is valid: this boot of this machine, this process namespace
-    (containers)."""
+    """Return where a process id is valid: this boot of this machine, this process namespace (containers)."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"

@@ -103,8 +103,7 @@ UNITS = (("hours", 3600), ("minutes", 60))
 
 
 def telemetry_charts(data: RunData) -> list[Chart]:
-    """Return the charts of CPU, memory, network and disk of the hosts, and utilisation, memory and power of their
-    GPUs."""
+    """Return the charts of the hosts' CPU, memory, network and disk, and of their GPUs."""
     if not data.telemetry:
         return []
     elapsed = Elapsed(_moments(data))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import bisect
 import html
 import json
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -277,8 +276,7 @@ def smoothed(
     faint: str = "",
     **style: Any,
 ) -> list[Figure]:
-    """Return a curve; with a window its running mean, and behind it the values themselves with this opacity, if there
-    is one."""
+    """Return a curve; with a window its running mean, and behind it the values with the opacity `faint`."""
     if not window:
         return [line(name, xs, ys, paint, **style)]
     mean = line(name, xs, smooth(ys, window), paint, **style)
@@ -310,14 +308,6 @@ def step_layout(height: int, steps: Sequence[float], **more: Any) -> Figure:
 def axis(low: float = 0.0, high: float = 1.0, **more: Any) -> Figure:
     """Return a y axis that uses a part of the height."""
     return {"domain": [low, high], "automargin": True, "exponentformat": "e", "zeroline": False, **more}
-
-
-def log_ticks(low: float, high: float) -> Figure:
-    """Return ticks of a logarithmic axis with full values: plotly's own labels are "5" for 0.5, 5 and 50."""
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    steps = (1, 2, 5) if last - first <= 3 else (1, 3) if last - first <= 5 else (1,)
-    values = [m * 10.0**power for power in range(first, last + 1) for m in steps]
-    return {"tickvals": values, "ticktext": [f"{value:g}" for value in values]}
 
 
 def row_name(text: str, number: int) -> Figure:

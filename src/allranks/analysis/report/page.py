@@ -98,7 +98,6 @@ def _sections(data: RunData) -> list[Section]:
         tables.eval_table,
         tables.checkpoint_table,
         tables.expert_table,
-        tables.trace_table,
         tables.straggler_table,
         tables.machine_table,
         tables.link_table,

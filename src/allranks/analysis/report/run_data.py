@@ -29,8 +29,7 @@ Events = list[dict[str, Any]]
 
 
 class StepRecord(msgspec.Struct, frozen=True, gc=False):
-    """One "step" event. It may represent several optimizer steps (``observe.log_every``): `count` steps, up to
-    `step`."""
+    """One "step" event: `count` optimizer steps (``observe.log_every``), up to `step`."""
 
     step: int
     count: int
@@ -60,8 +59,7 @@ class AttemptRecord:
 
 @dataclass(frozen=True)
 class RankHistory:
-    """The events of one rank. `events` are all except steps; steps that a resumed attempt repeated are left out of
-    both."""
+    """The events of one rank, without steps that a resumed attempt repeated. `events` are all except steps."""
 
     steps: list[StepRecord] = field(default_factory=list)
     events: Events = field(default_factory=list)
@@ -191,8 +189,7 @@ class RunData:
 
     @property
     def own_program(self) -> bool:
-        """Return whether the run is a user's own program: allranks starts and monitors it, without steps, strategy or
-        data."""
+        """Return whether the run is a user's own program, without steps, strategy or data."""
         return "batch" in self.plan and self.plan["batch"] is None
 
     @property

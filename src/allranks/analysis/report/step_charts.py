@@ -11,7 +11,6 @@ from allranks.analysis.report.figures import (
     colour,
     layout,
     line,
-    log_ticks,
     marker_line,
     rank_times,
     rates,
@@ -31,8 +30,7 @@ WARMUP_NOTE = f"Shaded: the {WARMUP_STEPS} warm-up steps."
 
 
 def loss_chart(data: RunData) -> Chart | None:
-    """Return the chart of the train loss of every step and held-out losses, with learning rate and gradient norm
-    below."""
+    """Return the chart of train and held-out losses, with learning rate and gradient norm below."""
     steps, evals = data.zero.steps, [e for e in data.zero.of("eval") if finite_float(e.get("loss")) is not None]
     if not steps and len(evals) < 2:
         return None
@@ -64,14 +62,7 @@ def _loss_traces(steps: list[StepRecord], evals: Events) -> list[Figure]:
 
 def _loss_layout(data: RunData, rows: list[str]) -> Figure:
     bottom = 0.22 * len(rows)
-    seen = [v for s in data.zero.steps if (v := s.loss) is not None]
-    # a loss that decreased a hundredfold is a flat line on a linear axis
-    log = (
-        {"type": "log", **log_ticks(min(seen), max(seen))}
-        if seen and min(seen) > 0 and max(seen) / min(seen) > 100
-        else {}
-    )
-    more: Figure = {"yaxis": axis(bottom + 0.06 if rows else 0.0, 1.0, **log)}
+    more: Figure = {"yaxis": axis(bottom + 0.06 if rows else 0.0, 1.0)}
     for i, _ in enumerate(rows):
         top = bottom - 0.22 * i - 0.05
         more[f"yaxis{i + 2}"] = axis(top - 0.13, top, nticks=3, rangemode="tozero")

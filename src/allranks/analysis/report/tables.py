@@ -98,18 +98,6 @@ def checkpoint_table(data: RunData) -> Table | None:
     return listing("checkpoints", "Checkpoints", items, columns, meaning, what="checkpoints")
 
 
-def trace_table(data: RunData) -> Table | None:
-    """Return the profiler traces, and the command to read them."""
-    items = [{**e, "rank": rank} for rank, story in data.histories.items() for e in story.of("trace")]
-    columns = [
-        ("rank", column("rank", format_count)),
-        ("attempt", column("attempt", format_count)),
-        ("steps", lambda e: f"{format_count(e.get('first_step'))} to {format_count(e.get('last_step'))}"),
-        ("size", column("bytes", lambda size: format_bytes(finite_float(size)))),
-    ]
-    return listing("traces", "Profiler traces", items, columns, f"allranks trace {data.name}", what="traces")
-
-
 def attempt_table(data: RunData) -> Table | None:
     """Return each start of the run, from rank 0's events."""
     attempts = data.zero.attempts
@@ -151,8 +139,7 @@ def error_table(data: RunData) -> Table | None:
 
 
 def expert_table(data: RunData) -> Table | None:
-    """Return the smallest, even and largest share of a block's experts, over all training steps; least even blocks
-    first."""
+    """Return the smallest, even and largest share of a block's experts; least even blocks first."""
     load = as_dict(data.metrics.get("expert_load"))
     layers = sorted(as_dicts(load.get("layers")), key=lambda layer: -(finite_float(layer.get("max")) or 0.0))
     note = (
@@ -459,21 +446,10 @@ def data_facts(data: RunData) -> Table | None:
                     "trained, in one epoch"
                 ),
             ),
-            ("vocabulary", format_count(d.get("vocab_size"))),
             ("labels", f"{len(labels)}: {names}" if labels else ""),
             ("prepared", how),
-            ("used in this run", _seen(data)),
         ],
     )
-
-
-def _seen(data: RunData) -> str:
-    m = data.metrics
-    if not finite_float(m.get("tokens_real")):
-        return ""
-    counts = (m.get("tokens_real"), m.get("tokens_trained"), m.get("tokens_padded"))
-    real, trained, padded = map(format_count, counts)
-    return f"{real} real tokens, {trained} trained; plus {padded} padding"
 
 
 def version_facts(data: RunData) -> Table | None:

@@ -24,8 +24,7 @@ TimeTotals = dict[str, list[float]]  # name: [count, total, longest, kind]
 
 
 def busy_on_device(events: RankEvents, collectives: list[Collective]) -> BusySpans:
-    """Merge kernels of all streams by kind; collectives that run on the host (gloo with a GPU) also count as
-    communication."""
+    """Merge kernels of all streams by kind; collectives on the host (gloo with a GPU) are communication too."""
     spans: dict[int, list[Span]] = {COMPUTE: [], COMM: [], COPY: []}
     kinds = events.kernel_classes
     for start, end, name, _ in events.device:

@@ -234,8 +234,7 @@ def report_problems(
 
 
 def rank_report(rank: int, result: RankResult, clock: RankClock, zero: float, trimmed: bool) -> RankReport:
-    """Build the report of a rank; ``zero``: time 0 of the common clock; ``trimmed``: the start of the first step was
-    cut."""
+    """Build the report of a rank; ``zero``: time 0 of the common clock; ``trimmed``: the first step was cut."""
 
     def at(t: float) -> float:
         return (clock.common(t) - zero) * SECONDS_PER_US
@@ -278,10 +277,7 @@ def rank_report(rank: int, result: RankResult, clock: RankClock, zero: float, tr
 def _sum_phases(rows: Sequence[Sequence[PhaseRow]]) -> tuple[PhaseRow, ...]:
     return tuple(
         PhaseRow(
-            phase=name,
-            host_s=sum(r[i].host_s for r in rows),
-            busy_s=sum(r[i].busy_s for r in rows),
-            comm_s=sum(r[i].comm_s for r in rows),
+            phase=name, **{part: sum(getattr(r[i], part) for r in rows) for part in ("host_s", "busy_s", "comm_s")}
         )
         for i, name in enumerate(PHASES)
     )

@@ -90,8 +90,7 @@ def pair_collectives(ranks: Mapping[int, RankResult]) -> PairingResult:
 
 
 def _route(c: Collective) -> Key:
-    """Return what a collective and its match on another rank have in common: a send and its receive have their ranks,
-    others their kind."""
+    """Return what a collective has in common with its match: the two ranks of a send, else the kind."""
     return ("p2p", c.source, c.target) if c.kind in POINT_TO_POINT else (c.kind,)
 
 
@@ -191,8 +190,7 @@ class RankClock(Struct):
 
 
 def align_clocks(ranks: Mapping[int, RankResult], pairs: Sequence[CollectivePair]) -> dict[int, RankClock]:
-    """Return offsets from the median difference of end times, across common collectives. Ranks without any keep their
-    own clock."""
+    """Return offsets from the median difference of end times; ranks without common ones keep their clock."""
     reference = min(ranks)
     bases = {r: result.base_ns for r, result in ranks.items()}
     known = all(bases.values()) or not any(bases.values())
@@ -220,8 +218,7 @@ def align_clocks(ranks: Mapping[int, RankResult], pairs: Sequence[CollectivePair
 def _common_ends(
     pairs: Sequence[CollectivePair], clocks: Mapping[int, RankClock]
 ) -> dict[tuple[int, int], list[float]]:
-    """Return differences of end times (second minus first) by pair of ranks; each collective links its lowest rank to
-    its others."""
+    """Return differences of end times by pair of ranks; a collective links its lowest rank to its others."""
     out: dict[tuple[int, int], list[float]] = defaultdict(list)
     for p in pairs:
         if p.first.kind not in SYNCHRONISING:
@@ -281,8 +278,7 @@ def trim_startup(
 def _first_synchronising(
     pairs: Sequence[CollectivePair], shared: Sequence[int], step: int, late: int
 ) -> dict[int, CollectivePair]:
-    """Return by rank the first collective that it shares with the latest starter, else with any rank; {} if a rank has
-    none."""
+    """Return by rank the first collective, if possible with the latest starter; {} if a rank has none."""
     firsts: dict[int, CollectivePair] = {}
     usable = [p for p in pairs if p.first.step == step and p.first.kind in SYNCHRONISING]
     for p in sorted(usable, key=lambda p: late not in p.members):

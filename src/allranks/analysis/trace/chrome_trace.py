@@ -102,8 +102,7 @@ METADATA_AND_EVENTS_DECODER = msgspec.json.Decoder(_MetadataAndEvents, strict=Fa
 
 
 def decode_event(value: Any) -> tuple[TraceEvent | None, bool]:
-    """Return the event, and whether it was parsed completely: an event with damaged arguments still has its name and
-    time."""
+    """Return the event, and whether it is complete: with damaged arguments it still has its name and time."""
     if not isinstance(value, dict) or "ph" not in value:
         return None, False
     for drop in ((), ("args",)):
@@ -163,8 +162,7 @@ class TraceStream:
 
     @staticmethod
     def convert(value: Any) -> tuple[Any, bool]:
-        """Convert an event of the standard library's JSON; also return whether it was parsed completely. None if it is
-        not an event."""
+        """Convert an event of the standard library's JSON, or None; also return whether it is complete."""
         return decode_event(value)
 
     def __init__(self, path: Path) -> None:

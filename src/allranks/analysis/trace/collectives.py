@@ -130,8 +130,7 @@ def _collective(
 
 @cache
 def _may_be_uneven(name: str, kind: str) -> bool:
-    """Return whether the size may differ between ranks, by the name of the call, or by its kind if the name is
-    unknown."""
+    """Return whether the size may differ between ranks, by the name of the call, else by its kind."""
     rule = size_rule(name) or size_rule(kind)
     return rule is not None and not rule.even_calls
 

@@ -126,8 +126,7 @@ def _figures(report: TraceReport, parts: int) -> Figures:
 
 
 def _tops(report: TraceReport, parts: int) -> Figures:
-    """Return the time of each listed kernel and operator. One that only one run lists may be below the end of the other
-    list."""
+    """Return the time of each listed kernel and operator."""
     tops: tuple[tuple[Group, tuple[TopRow, ...]], ...] = (
         ("kernel", report.top_kernels),
         ("operator", report.top_operators),

@@ -70,22 +70,19 @@ def is_wait(name: str) -> bool:
 
 
 def collective_kind(name: str) -> str | None:
-    """Return the kind of collective from a name (`ncclDevKernel_AllReduce_Sum_f32`, `_allgather_base`, `c10d::send`),
-    or None."""
+    """Return the kind of collective from a name (`_allgather_base`, `c10d::send`), or None."""
     letters = _LETTERS.sub("", name.lower())
     return next((kind for part, kind in _KINDS if part in letters), None)
 
 
 def collective_kind_of_kernel(name: str) -> str | None:
-    """Return the kind for a kernel, from the part of its name before the parameters, which also name types and
-    operations."""
+    """Return the kind for a kernel, from the part of its name before parameters, types and operations."""
     head = re.split(r"[(<]|_(?:RING|TREE|COLLNET|NVLS|PAT|LL|LL128|SIMPLE|Sum|Max|Min|Prod)", name, maxsplit=1)[0]
     return collective_kind(re.sub(r"(?i)(?:nccl|rccl)?(?:Dev)?Kernel", "", head))
 
 
 def element_bytes(dtype: str) -> int | None:
-    """Return the size of one element of a type as named by NCCL's metadata (`BFloat16`) or the profiler's shapes
-    (`c10::BFloat16`)."""
+    """Return the size of one element of a type as NCCL (`BFloat16`) or the profiler (`c10::BFloat16`) names it."""
     plain = dtype.rsplit("::", 1)[-1] if "<" not in dtype else dtype.replace("c10::", "")
     return _SIZES.get(re.sub(r"[^a-z0-9]", "", plain.lower()))
 

@@ -148,8 +148,7 @@ def _named_rank(pattern: re.Pattern[str], name: str) -> int | None:
 
 
 def _runs(files: list[TraceFile]) -> list[list[TraceFile]]:
-    """Return the files of each run in a folder: all, if they are different ranks of one world, else those whose names
-    differ in numbers only."""
+    """Return a folder's files by run: one if all are ranks of one world, else by names without numbers."""
     worlds = {f.world for f in files}
     if len(worlds) == 1 and worlds.isdisjoint({None, 1}) and len({f.rank for f in files if f.told}) == len(files):
         return [files]

@@ -80,8 +80,7 @@ def subtract(one: Sequence[Span], other: Sequence[Span]) -> MergedSpans:
 
 
 def flatten(spans: Iterable[tuple[float, float, int]]) -> list[tuple[float, float, int]]:
-    """Convert nested or overlapping labelled spans to disjoint segments; the span with the latest start takes
-    precedence."""
+    """Convert nested or overlapping labelled spans to disjoint segments; the latest start takes precedence."""
     edges: list[tuple[float, int, int]] = []
     kept = list(spans)
     for i, (a, b, _) in enumerate(kept):

@@ -24,7 +24,7 @@ from allranks.analysis.report.html import (
 )
 from allranks.analysis.trace.records import Breakdown, TraceReport
 from allranks.analysis.trace.steps import sum_breakdowns
-from allranks.analysis.trace.tables import Block, Line, report_parts
+from allranks.analysis.trace.tables import Block, Line, report_parts, subtitle
 from allranks.analysis.trace.tables import Cell as TerminalCell
 from allranks.analysis.trace.tables import Table as TerminalTable
 from allranks.utils.text import format_bytes, format_percent_of, format_seconds, sanitize
@@ -159,7 +159,7 @@ def summary_html(report: TraceReport) -> str:
         "traces of all ranks on one clock, for ui.perfetto.dev."
     )
     name, cards = sanitize(report.name, 200), key_figures(report)
-    page = Page("trace analysis", name, _sections(report), _subtitle(report), cards=cards, footer=[files])
+    page = Page("trace analysis", name, _sections(report), subtitle(report), cards=cards, footer=[files])
     return render(page)
 
 
@@ -188,16 +188,3 @@ def _sections(report: TraceReport) -> list[Section]:
             short="Notes",
         ),
     ]
-
-
-def _subtitle(report: TraceReport) -> list[str]:
-    n, world = len(report.ranks), report.world_size
-    names = sorted({r.device_name for r in report.ranks if r.device_name})
-    parts = [
-        f"window {report.window}" if report.window else "",
-        f"{n} of {world} ranks" if world and world != n else f"{n} rank{'s' if n > 1 else ''}",
-        report.device.upper(),
-        *names[:4],
-        report.backend or "",
-    ]
-    return [sanitize(p, 200) for p in parts if p]

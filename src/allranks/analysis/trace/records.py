@@ -244,8 +244,7 @@ class TraceReport(Record, frozen=True):
 
 
 def totals_by_phase(report: TraceReport) -> tuple[dict[tuple[str, Phase], list[float]], bool, int]:
-    """Return sums of (count, bytes, seconds) by kind and phase over ranks and steps; whether all sizes are known; ranks
-    times steps."""
+    """Return (count, bytes, seconds) by kind and phase; whether all sizes are known; ranks times steps."""
     sums: dict[tuple[str, Phase], list[float]] = {}
     for r in report.launches:
         row = sums.setdefault((r.kind, r.phase), [0, 0, 0.0])

@@ -113,8 +113,7 @@ class StepIndex:
 
 
 def find_steps(events: RankEvents) -> tuple[list[TraceStep], list[str]]:
-    """Return the steps from `ProfilerStep#N` marks, and remarks. A last mark without any work is the end of the
-    profiler, not a step."""
+    """Return the steps from `ProfilerStep#N` marks, and remarks. A last mark without work is no step."""
     marks: dict[int, tuple[float, float]] = {}
     for start, end, name, _ in events.marks:
         found = STEP_PATTERN.match(name)

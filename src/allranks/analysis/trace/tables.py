@@ -20,7 +20,15 @@ from allranks.analysis.trace.records import (
     TraceReport,
     totals_by_phase,
 )
-from allranks.utils.text import format_bandwidth, format_bytes, format_percent_of, format_seconds, printable, wrapped
+from allranks.utils.text import (
+    format_bandwidth,
+    format_bytes,
+    format_percent_of,
+    format_seconds,
+    printable,
+    sanitize,
+    wrapped,
+)
 
 if TYPE_CHECKING:
     from allranks.analysis.trace.diff import Comparison, DiffRow, Unit
@@ -87,13 +95,22 @@ def report_parts(report: TraceReport, width: int) -> dict[str, Iterator[Block]]:
 
 
 def _title(report: TraceReport) -> Iterator[Block]:
-    window = f", window {report.window}" if report.window else ""
-    world = f" of {report.world_size}" if report.world_size else ""
-    ranks = f"{len(report.ranks)}{world} rank{'s' if max(len(report.ranks), report.world_size or 1) > 1 else ''}"
-    names = {r.device_name for r in report.ranks if r.device_name}
-    what = ", ".join(p for p in (ranks, report.device.upper(), report.backend or "", *sorted(names)) if p)
-    yield Line(((report.name, "bold"), (f"{window}: {what}", "")))
+    yield Line(((report.name, "bold"), (f": {', '.join(subtitle(report))}", "")))
     yield Line(((report.definition, "dim"),), wrap=True)
+
+
+def subtitle(report: TraceReport) -> list[str]:
+    """Return short facts about the run: its window, ranks and devices."""
+    n, world = len(report.ranks), report.world_size
+    names = sorted({r.device_name for r in report.ranks if r.device_name})
+    parts = [
+        f"window {report.window}" if report.window else "",
+        f"{n} of {world} ranks" if world and world != n else f"{n} rank{'s' * (n > 1)}",
+        report.device.upper(),
+        report.backend or "",
+        *names[:4],
+    ]
+    return [sanitize(part, 200) for part in parts if part]
 
 
 Columns = dict[str, Callable[[Any], str | Cell]]
@@ -224,8 +241,7 @@ def _stragglers(report: TraceReport) -> Iterator[Block]:
 
 
 def longest_wait(report: TraceReport) -> PairReport | None:
-    """Return the collective with the longest wait, without waits for profilers that started later; None without
-    waiting."""
+    """Return the collective with the longest wait that is not for a later profiler; None without waiting."""
     first = report.ranks[0].steps[0].step if report.startup is not None and report.ranks[0].steps else None
     pairs = [p for p in report.pairing.longest if report.startup is None or p.step != first]
     worst = max(pairs, key=lambda p: max(p.wait_s), default=None)
@@ -303,24 +319,20 @@ def _comparison_table(title: str, found: Sequence[DiffRow], width: int) -> Table
 
 def format_figure(value: float | None, unit: Unit) -> str:
     """Return a figure with its unit."""
-    if value is None:
-        return "-"
-    if unit == "s":
-        return format_seconds(value)
-    if unit == "bytes":
-        return format_bytes(value, digits=4)
-    return (
-        f"{100 * value:.1f} %"
-        if unit == "share"
-        else f"{value / 1e9:.3g} GB/s"
-        if unit == "bytes/s"
-        else f"{value:.4g}"
-    )
+    return "-" if value is None else _FORMATS[unit](value)
+
+
+_FORMATS: dict[Unit, Callable[[float], str]] = {
+    "s": format_seconds,
+    "bytes": lambda value: format_bytes(value, digits=4),
+    "bytes/s": lambda value: f"{value / 1e9:.3g} GB/s",
+    "share": lambda value: f"{100 * value:.1f} %",
+    "count": lambda value: f"{value:.4g}",
+}
 
 
 def _ratio(row: DiffRow) -> str | Cell:
-    """Return the ratio; colour times that changed by at least a tenth. For other figures, more is neither better nor
-    worse."""
+    """Return the ratio; colour times that changed by at least a tenth (more of others is no better or worse)."""
     ratio = f"{row.ratio:.3g}" if row.ratio is not None else "-"
     if row.unit != "s" or row.ratio is None or row.name == "hidden communication" or 0.9 <= row.ratio <= 1.1:
         return ratio
