@@ -55,8 +55,7 @@ def imported_packages(script: Path, folders: list[Path]) -> dict[str, str]:
 
 
 def source_problem(script: ScriptSpec, path: Path, *, same_python: bool = True) -> str | None:
-    """Return why a program cannot be executed, as its source shows: a syntax error, another language, a relative import
-    without a package.
+    """Return why a program cannot be executed, as its source shows: a syntax error, another language.
 
     Args:
         same_python: the ranks use this interpreter, so that its syntax is theirs.
@@ -73,43 +72,20 @@ def source_problem(script: ScriptSpec, path: Path, *, same_python: bool = True) 
             "starts as script.path, and the arguments as script.args"
         )
     try:
-        module = _parse(path.read_bytes())
+        _parse(path.read_bytes())
     except (SyntaxError, ValueError, RecursionError, OSError) as error:
         if not same_python:
             return None
         place = f"line {error.lineno}: " if isinstance(error, SyntaxError) and error.lineno else ""
         what = error.msg if isinstance(error, SyntaxError) else str(error)
         return f"{key}: {place}{what}; Python {sys.version_info[0]}.{sys.version_info[1]} cannot read this program"
-    relative = _relative_import(module)
-    if relative is None or "." in (script.module or "") or (script.path is None and path.name == "__main__.py"):
-        return None
-    folder = path.parent
-    for _ in range(relative.level):
-        folder = folder.parent
-    while (folder / "__init__.py").is_file():
-        folder = folder.parent
-    package = ".".join(path.relative_to(folder).with_suffix("").parts)
-    return (
-        f"{key}: line {relative.lineno}: a relative import fails here, because the program is started as a file, not "
-        f"as part of a package; set script.module: {package} and script.workdir: {folder}"
-    )
+    return None
 
 
 def _parse(source: str | bytes) -> ast.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the user's strings; Python shows them when it runs the program
         return ast.parse(source)
-
-
-def _relative_import(module: ast.Module) -> ast.ImportFrom | None:
-    """Return a relative import that a module executes in any case; None if it may set its package before."""
-    for statement in _always_run(module.body, main=True):
-        if isinstance(statement, ast.ImportFrom) and statement.level:
-            return statement
-        names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
-        if names & {"__package__", *CHANGES_PATH}:
-            return None
-    return None
 
 
 def _imports(path: Path, *, main: bool) -> Iterator[tuple[str, int]]:

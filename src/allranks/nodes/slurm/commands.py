@@ -168,17 +168,12 @@ class Slurm:
     def try_job(self, job: str) -> JobInfo | NoAnswer | None:
         """Return Slurm's record of a job, `NoAnswer` if it does not answer, None if it does not know the job."""
         text = self._show("job", job)
-        if text is None or isinstance(text, NoAnswer):
-            return text
-        return answers.parse_job(text, job) or NoAnswer(f"Slurm ({self.label}): scontrol shows no job: {text[:200]!r}")
+        return answers.parse_job(text, job) or _strange(text) if isinstance(text, str) else text
 
     def try_node(self, host: str) -> NodeInfo | NoAnswer | None:
         """Return Slurm's record of a node, `NoAnswer` if it does not answer, None if it does not know the node."""
         text = self._show("node", host)
-        if text is None or isinstance(text, NoAnswer):
-            return text
-        nodes = answers.parse_nodes(text)
-        return nodes[0] if nodes else NoAnswer(f"Slurm ({self.label}): scontrol shows no node: {text[:200]!r}")
+        return next(iter(answers.parse_nodes(text)), _strange(text)) if isinstance(text, str) else text
 
     def _show(self, what: str, name: str) -> str | NoAnswer | None:
         try:
@@ -293,6 +288,10 @@ class Slurm:
         """Return sinfo's state of a node: ``allocated``, ``down`` and others, with ``*`` if it does not respond."""
         listed = self.output("sinfo", "--noheader", "--Node", f"--nodes={host}", "--format=%T")
         return next(iter((listed or "").split()), "unknown")
+
+
+def _strange(text: str) -> NoAnswer:
+    return NoAnswer(f"the answer of scontrol cannot be read: {text[:200]!r}")
 
 
 def _end(process: subprocess.Popen[str]) -> None:

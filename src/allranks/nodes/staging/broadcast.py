@@ -59,7 +59,6 @@ _SHELL = (
     'printf \'@allranks %s 0 1 {"error": "no Python found; tried: %s"}\\n\' "$SLURMD_NODENAME" "$*"; exit 1'
 )
 _END_S = 15.0
-_KEPT = ("SLURM_CONF", "SLURM_TMPDIR")
 
 
 class StagingStep:
@@ -84,8 +83,7 @@ class StagingStep:
                 "--job-name=allranks-stage",
             ],
         )
-        # Variables of a batch job must not affect these steps: they have one task per node, on named nodes.
-        env = {k: v for k, v in os.environ.items() if k in _KEPT or not k.startswith(("SLURM_", "SRUN_"))}
+        env = {k: v for k, v in os.environ.items() if k not in _STEP_SETTINGS}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
         try:
             self._process = subprocess.Popen(
@@ -177,6 +175,13 @@ class StagingStep:
             self._answers.put(None)
 
 
+# Variables of a batch job that must not affect these steps: they have one task per node, on named nodes.
+_STEP_SETTINGS = {
+    *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_SOCKET", "SLURM_NTASKS_PER_CORE"),
+    *("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_EXACT"),
+    *("SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU", "SLURM_MEM_PER_NODE", "SLURM_CPU_BIND", "SLURM_GPUS", "SLURM_GPU_BIND"),
+    *("SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_NNODES", "SLURM_HOSTFILE", "SLURM_ARBITRARY_NODELIST"),
+}
 ANSWER_S = 180.0
 SLOWEST_BYTES_PER_S = 5e6
 Log = Callable[[str], None]

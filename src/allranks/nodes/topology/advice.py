@@ -68,26 +68,17 @@ def _islands(topology: Topology) -> list[str]:
         groups = group_by_links(names, joined)
         if len(joined) < sum(len(group) * (len(group) - 1) // 2 for group in groups):
             return [
-                "NVLink does not connect all pairs of GPUs: ranks that communicate most belong on pairs that it "
-                "connects (table below)"
+                "NVLink does not connect all pairs of GPUs: ranks that communicate most belong on pairs that it does"
             ]
         shown = "; ".join(short_names(group) for group in groups[:MAX_NAMED])
-        return [
-            f"NVLink only connects GPUs within these groups: {shown}. Tensor parallelism fits into one group, and no "
-            "further"
-        ]
+        return [f"NVLink only connects GPUs within these groups: {shown}. Tensor parallelism fits into one group"]
     numa = {gpu.name: gpu.numa for gpu in topology.gpus}
+    note = "the GPUs only reach each other over PCIe, which limits what communicates in every layer (FSDP) most"
     if None in numa.values() or len(set(numa.values())) < 2:
-        return [
-            "the GPUs only reach each other over PCIe, which limits what communicates in every layer (FSDP, tensor "
-            "parallelism) most"
-        ]
+        return [note]
     groups = [[n for n in names if numa[n] == node] for node in sorted(set(numa.values()), key=str)]
     shown = "; ".join(short_names(group) for group in groups)
-    return [
-        f"the GPUs only reach each other over PCIe, and between these groups over the CPUs' link: {shown}. Keep groups "
-        "that communicate most on one side"
-    ]
+    return [f"{note}, and between these groups over the CPUs' link: {shown}"]
 
 
 def _far_cards(topology: Topology) -> list[str]:
