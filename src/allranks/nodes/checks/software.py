@@ -13,14 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from allranks.nodes.checks import (
-    ChecksByHost,
-    NodeSurvey,
-    each_node,
-    failed_check,
-    majority_value,
-    passed_check,
-)
+from allranks.nodes.checks import ChecksByHost, NodeSurvey, each_node, failed_check, majority_value, passed_check
 from allranks.nodes.records import Check, FolderFacts, HubItem, NodeRequirements, Probe
 from allranks.spec.data_sources import key_of, looks_like_file, parts_of, source_of
 from allranks.spec.records import RunSpec

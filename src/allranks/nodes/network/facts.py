@@ -46,11 +46,7 @@ def node_facts(probe: Probe, seat: NodeAddress | None = None, failed_pairs: list
 
 
 def policy_for_nodes(
-    job: NetworkJob,
-    probes: Sequence[Probe],
-    network: ChosenNetwork | None,
-    run_root: Path,
-    planned: Collection[str],
+    job: NetworkJob, probes: Sequence[Probe], network: ChosenNetwork | None, run_root: Path, planned: Collection[str]
 ) -> NetworkPolicy:
     """Return the policy for the probed nodes. Variables for NCCL and Gloo in this process's environment take
     precedence, with a note.

@@ -190,12 +190,7 @@ StagingAnswers = dict[str, dict[str, Any]]
 
 @contextmanager
 def staged(
-    bundle: Bundle,
-    allocation: Allocation,
-    *,
-    always: bool = False,
-    method: str = "auto",
-    log: Log = lambda _: None,
+    bundle: Bundle, allocation: Allocation, *, always: bool = False, method: str = "auto", log: Log = lambda _: None
 ) -> Iterator[StageManifest]:
     """Yield what each node of the job must use; staged files are removed at the end of the context.
 

@@ -178,12 +178,7 @@ def assemble(
     key = hashlib.sha256("".join(f"{part.name} {part.sha256}\n" for part in parts).encode()).hexdigest()[:32]
     file = store / "bundles" / f"{key}.json"
     bundle = Bundle(
-        key=key,
-        parts=parts,
-        python=interpreter(),
-        packages=versions,
-        seconds=time.monotonic() - began,
-        file=str(file),
+        key=key, parts=parts, python=interpreter(), packages=versions, seconds=time.monotonic() - began, file=str(file)
     )
     _remove_old_parts(store, {Path(part.archive).parent.name for part in parts})
     file.parent.mkdir(parents=True, exist_ok=True)
