@@ -108,7 +108,7 @@ def test_no_pattern_names_a_sample() -> None:
 
 
 def test_a_match_begins_a_word() -> None:
-    pattern = Pattern(r"ib timeout|: late", "ib timeout", "late")
+    pattern = Pattern(r"ib timeout|: late", "ib timeout|late")
     assert pattern.search("an ib timeout")
     assert pattern.search("_ib timeout, node: late")
     assert pattern.search("node: late")

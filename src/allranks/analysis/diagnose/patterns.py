@@ -35,18 +35,21 @@ class Pattern:
 
     Args:
         regex: searched in the line without its prefix of rank, task or time.
-        anchors: without digits, starting at the start of a word (a leading star allows the end of a longer word);
-            needed only where `find_anchors` finds none in `regex`, or none that are rare.
+        anchors: separated by ``|``, without digits, starting at the start of a word (a leading star allows the end of a
+            longer word); needed only where `find_anchors` finds none in `regex`, or none that are rare.
         weight: how strongly a match indicates the class (`CERTAIN`, `LIKELY`, `POSSIBLE`, `WEAK`); 0: that of
         `weighted`.
         passing: a warning from which programs often recover; it is harmless if the job continues after it.
         unless: a line that also matches this does not count.
     """
 
-    def __init__(self, regex: str, *anchors: str, weight: float = 0.0, passing: bool = False, unless: str = "") -> None:
+    def __init__(
+        self, regex: str, anchors: str = "", *, weight: float = 0.0, passing: bool = False, unless: str = ""
+    ) -> None:
         self.regex, self.weight, self.passing, self.unless = regex, weight, passing, unless
-        self.suffixes = frozenset(normalize(a[1:]) for a in anchors if a.startswith("*"))
-        self.anchors = tuple(normalize(a.removeprefix("*")) for a in anchors) or find_anchors(regex)
+        words = anchors.split("|") if anchors else []
+        self.suffixes = frozenset(normalize(a[1:]) for a in words if a.startswith("*"))
+        self.anchors = tuple(normalize(a.removeprefix("*")) for a in words) or find_anchors(regex)
         if not self.anchors or any(len(a) < MIN_ANCHOR or "0" in a for a in self.anchors):
             raise ValueError(
                 f"pattern {regex!r}: its anchors {self.anchors} must have {MIN_ANCHOR} or more letters and no digits"

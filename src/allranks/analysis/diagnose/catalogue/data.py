@@ -172,10 +172,7 @@ CLASSES: tuple[FailureClass, ...] = (
             ),
             Pattern(
                 r"LocalEntryNotFoundError|OfflineModeIsEnabled|HfHubHTTPError|RepositoryNotFoundError|GatedRepoError|RevisionNotFoundError|EntryNotFoundError",
-                "*notfounderror",
-                "offlinemodeisenabled",
-                "hfhubhttperror",
-                "gatedrepoerror",
+                "*notfounderror|offlinemodeisenabled|hfhubhttperror|gatedrepoerror",
                 unless="ModuleNotFoundError|FileNotFoundError",
             ),
             Pattern(

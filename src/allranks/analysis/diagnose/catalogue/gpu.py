@@ -229,9 +229,7 @@ CLASSES: tuple[FailureClass, ...] = (
         patterns=certain(
             Pattern(
                 r"(HW|hw_)[ _]?(Slowdown|Thermal|Power.?Brake)[\w ]*\s*[:=]\s*(Active|1|true)\b",
-                "slowdown",
-                "thermal",
-                "brake",
+                "slowdown|thermal|brake",
             ),
             Pattern(
                 r"(power brake|thermal slowdown|hw slowdown|thermal (throttl|violation))",

@@ -20,15 +20,7 @@ _FACTS: dict[str, str | tuple[Pattern, ...]] = {
     "stack": certain(
         Pattern(
             r"^\s+(?P<function>[\w<>.:]+) \((?P<path>[^()\s]+\.(?:pyx?|so[.\d]*|cpp)):?\d*\)\s*$",
-            ".py:",
-            ".py)",
-            ".pyx:",
-            ".pyx)",
-            ".so.",
-            ".so:",
-            ".so)",
-            ".cpp:",
-            ".cpp)",
+            ".py:|.py)|.pyx:|.pyx)|.so.|.so:|.so)|.cpp:|.cpp)",
         )
     ),
     "fr_frame": r"^#\d+ (?P<function>\S+) from (?P<path>\S+):\d+",
@@ -36,18 +28,7 @@ _FACTS: dict[str, str | tuple[Pattern, ...]] = {
     "exception": certain(
         Pattern(
             r"^\s*(?:[\w.-]+(?:\[\d+\])?: )?(?:[\w<>]+\.)*(?P<type>(?:\w+(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Expired|NotFound|Refused|Abort)|Exception|(?<=\.exc\.)[A-Z]\w+|(?<=\.errors\.)[A-Z]\w+|(?<=\.exceptions\.)[A-Z]\w+))(?:\((?P<inner>\w+)\))?(?:: (?P<message>.*))?\s*$",
-            "*error",
-            "*exception",
-            "*interrupt",
-            "*exit",
-            "*failure",
-            "*timeout",
-            "*expired",
-            "*notfound",
-            "*refused",
-            "*abort",
-            "exc.",
-            "errors.",
+            "*error|*exception|*interrupt|*exit|*failure|*timeout|*expired|*notfound|*refused|*abort|exc.|errors.|"
             "exceptions.",
         )
     ),
@@ -114,27 +95,8 @@ COUNTED_FACTS = frozenset({"channel", "comm_ready"})
 PROGRESS_PATTERN = Pattern(
     r"(?:\b(?:steps?|iter(?:ation)?s?|epoch|batch(?:es)?)\b[^a-z]{0,12}\d.{0,200}?(?:loss|it/s|s/it|tokens|samples|throughput|grad|lr\b|ms\b|elapsed)"
     r"|\bloss\b[^a-z]{0,6}\d|\d ?(?:it/s|s/it|samples/s|tokens/s|tok/s|ima?ge?s?/s|steps/s)|'loss': '?\d|iteration +\d+/ *\d+ *\||\bEpoch:? \[?\d+\]?[ /\[]|\b(?:train|val|eval|test)\w*[_ ]loss\W{1,4}\d|^\s*\d{1,12}\s+\d{1,12}\s+(?:u?int\d+|float|half|bfloat\d+|double|fp\d\w*|f\d\w*)\s+\w+\s+-?\d+\s+[\d.]+\s+[\d.]+)",
-    "loss",
-    "*_loss",
-    "it/s",
-    "s/it",
-    "samples",
-    "tokens",
-    "tok/s",
-    "float",
-    "half",
-    "bfloat",
-    "double",
-    "img/s",
-    "imgs/s",
-    "images/s",
-    "steps/s",
-    "throughput",
-    "elapsed",
-    "grad",
-    "lr=",
-    "iteration",
-    "epoch",
+    "loss|*_loss|it/s|s/it|samples|tokens|tok/s|float|half|bfloat|double|img/s|imgs/s|images/s|steps/s|throughput|"
+    "elapsed|grad|lr=|iteration|epoch",
     unless=r"(?:Loading|Fetching|Download\w*|Map\b|Filter\w*|Generating \w+ split|Tokeniz\w*|Resolving|Extract\w*|Casting|Converting|Packing|Preprocess\w*|Materializ\w*|Captur\w*|Encod\w*|Embedd\w*|Scann\w*|Reading|Pars\w*|Build\w*|Creat\w*|Copying|Upload\w*|Index\w*|Verify\w*|Check\w*|Quantiz\w*|Compil\w*|Cach\w*|Group\w*|Shuffl\w*|Format\w*|Shard\w*|(?:Process|Prepar|Initializ|Comput)\w*(?![^|]{0,80}(?:train|epoch|step|iter))|Running tokenizer)\b[^|]{0,80}:? +\d+%",
 )
 

@@ -76,9 +76,7 @@ _SIGNS = (
         says="a launcher's report that a process failed",
         read_next=_RANK_LOG,
         patterns=certain(
-            Pattern(
-                r"Root Cause \(first observed failure\)|ChildFailedError\b", "root cause (first", "*childfailederror"
-            ),
+            Pattern(r"Root Cause \(first observed failure\)|ChildFailedError\b", "root cause (first|*childfailederror"),
             r"(?:returned|with) non-?zero (?:exit )?(?:status|code)|non-?zero (?:exit|status|return) ",
             Pattern(
                 r"\bexit(?:ed|s|ing)?(?: (?:abnormally|unexpectedly))?(?: with)?(?: the)?(?: (?:exit|return|error))?[ _]?(?:code|status)?s?\)?\s{0,3}[:=(]?\s{0,3}(?:-\d|[1-9])\d*\b",
@@ -86,10 +84,7 @@ _SIGNS = (
             ),
             Pattern(
                 r"\b(?:return|returncode|return_code|ret(?:urn)? code|error code|exit_?code|exitcode|rc)\b\W{1,4}(?:-\d|[1-9])\d*\b",
-                "return",
-                "exit",
-                "error code",
-                "rc=",
+                "return|exit|error code|rc=",
             ),
             Pattern(
                 r"(?:worker|process|task|child|job|command|rank|step)s?\b.{0,60}\b(?:failed|crashed|died|was killed|terminated abnormally|terminated unexpectedly|exited unexpectedly)\b",
@@ -133,7 +128,7 @@ _SIGNS = (
                 r"^\W*(?:\[[^\]]{0,40}\] ?){0,2}(?:srun|sbatch|salloc|scancel|squeue|sacct|sacctmgr|scontrol|sinfo|sbcast|slurm\w+)(?:-[\w.-]+)?(?:\[\d+\])?: (?:error|fatal): ",
                 unless=_STATED_FALLBACK,
             ),
-            Pattern(r"^\[\d{4}-\d\d-\d\dT[\d:.]+\] (?:\[[\w.]+\] )?(?:error|fatal): ", "] error: ", "] fatal: "),
+            Pattern(r"^\[\d{4}-\d\d-\d\dT[\d:.]+\] (?:\[[\w.]+\] )?(?:error|fatal): ", "] error: |] fatal: "),
             r"(?:\||\s|=|^)(?:FAILED|TIMEOUT|OUT_OF_ME\w*|NODE_FAIL|BOOT_FAIL|DEADLINE|PREEMPTED|CANCELLED)\+?(?: by \d+)?(?:\||\s+-?\d+:\d+|\s+Reason=|\s*$)",
             r"\*\*\* (?:JOB|STEP|REBOOT) .{0,80}\bCANCELLED AT ",
         ),
@@ -146,18 +141,12 @@ _SIGNS = (
         patterns=certain(
             Pattern(
                 r"(?-i:\b(?:NCCL|RCCL) (?:WARN|ERROR)\b)|\b(?:NCCL|RCCL) error(?: in\b|\s?[:\d])",
-                "nccl warn",
-                "nccl error",
+                "nccl warn|nccl error",
                 unless=r"NCCL WARN (?:NET/Plugin|TUNER/|PROFILER/|Plugin|MSCCL|NCCL_\w+ .{0,30}(?:deprecat|set))|NCCL WARN .{0,60}(?:deprecated|Missing \"|numa_balancing|NUMA auto|No socket interface for|performance may|No plugin|Failed to (?:open|find|load) .{0,30}\blib\w+\.so)|\b(?:can|could|may|might) (?:be )?(?:lead|caus|result|degrad|reduc|slow|affect)|\bignor(?:ing|ed)\b",
             ),
             Pattern(
                 r"\bnccl(?:UnhandledCudaError|SystemError|InternalError|InvalidArgument|InvalidUsage|RemoteError)\b|unhandled (?:cuda|system) error",
-                "ncclunhandled",
-                "ncclsystem",
-                "ncclinternal",
-                "ncclinvalid",
-                "ncclremote",
-                "unhandled cuda error",
+                "ncclunhandled|ncclsystem|ncclinternal|ncclinvalid|ncclremote|unhandled cuda error|"
                 "unhandled system error",
             ),
             r"\[ERROR\] ?(?:HCCL|HCCP|RUNTIME|GE|TDT|DRV)\b|\bERR\d{5}\b.{0,60}error",
@@ -175,13 +164,7 @@ _SIGNS = (
             ),
             Pattern(
                 r"^\W{0,3}[EF]\d{0,4} ?[\d:.]* ?\d* ?[\w./-]+\.(?:cpp|cc|h|hpp|py|cu):\d+\]|^\[[\d ,:.-]+ [EF] \d+ \d+\] ",
-                " e ",
-                " f ",
-                ".cpp:",
-                ".py:",
-                ".hpp:",
-                ".cc:",
-                ".cu:",
+                " e | f |.cpp:|.py:|.hpp:|.cc:|.cu:",
             ),
             Pattern(
                 r"\b(?:backend|engine|allocation|initiali[sz]ation|connection|launch|handshake|registration|operation|request|mount|import|download|compilation|build|transfer)s? (?:has |have )?failed\b",
@@ -244,14 +227,7 @@ ENDED_PATTERNS: tuple[Pattern, ...] = certain(
     Pattern(
         r"\b(?:test|eval|val|valid|validation|evaluation|best)[ _/]?(?:set )?(?:acc(?:uracy)?|f\d|loss|perplexity|ppl|bleu|rouge\w*|em|score|reward|auc|iou|miou|map|wer)\b['\"]?\s*[:=|]?\s*\d"
         r"|\*{3,} (?:eval|test|predict|evaluation) metrics \*{3,}|\bm?AP(?:@\S+)?\s*[:=]\s*\d",
-        "test",
-        "eval",
-        "val",
-        "valid",
-        "validation",
-        "evaluation",
-        "best",
-        "map",
+        "test|eval|val|valid|validation|evaluation|best|map",
         unless=r"\b(?:every|target|threshold|goal|step size)\b",
     ),
     r"(?:\||\s|=|^)COMPLETED(?:\||\s+0:0|\s+Reason=|\s*$)",

@@ -236,22 +236,8 @@ _MESSAGES = (
         Pattern(
             r"\b(?P<code>E[IJL]\d{4})\b(?=[:\]\s(]|$)|\b(?:error|err|code|ErrCode|ret|retCode|result)\b[^A-Za-z\d]{1,6}(?:is )?(?P<code2>507\d{3}"
             r"|207018|107020)\b",
-            "error",
-            "retcode",
-            "errcode",
-            "result =",
-            "ret =",
-            "code is",
-            "times out",
-            "timed out",
-            "timeout",
-            "reason",
-            "failed",
-            "wait execution",
-            "argument",
-            "memory",
-            "socket",
-            "inconsistent",
+            "error|retcode|errcode|result =|ret =|code is|times out|timed out|timeout|reason|failed|wait execution|"
+            "argument|memory|socket|inconsistent",
         ),
     ),
     StructuredMessage(
