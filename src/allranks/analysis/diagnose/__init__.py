@@ -7,16 +7,6 @@ from pathlib import Path
 
 from msgspec import structs
 
-from allranks.analysis.diagnose.causes import decide, describe_candidates, describe_harmless, find_candidates, kind_of
-from allranks.analysis.diagnose.job_summary import (
-    align_clocks,
-    build_timeline,
-    compare_with_last_good,
-    count_connections,
-    describe_health,
-)
-from allranks.analysis.diagnose.logs import find_logs
-from allranks.analysis.diagnose.parallel_scan import scan_files
 from allranks.analysis.diagnose.records import (
     BenignFinding,
     ClockOffsets,
@@ -30,8 +20,6 @@ from allranks.analysis.diagnose.records import (
     RunChange,
     UnexplainedFailure,
 )
-from allranks.analysis.diagnose.run_outcome import add_outcomes, apply_outcomes, read_outcomes
-from allranks.utils.redaction import redact
 
 __all__ = [
     "BenignFinding",
@@ -63,6 +51,26 @@ def diagnose(paths: Sequence[Path | str], *, workers: int | None = None) -> Diag
 
 def diagnose_with_kinds(paths: Sequence[Path | str], *, workers: int | None = None) -> tuple[Diagnosis, list[str]]:
     """Return the diagnosis, and the kind of rule behind each finding (`kind_of`), for measurements."""
+    # The processes that scan files import this package too, and need none of these.
+    from allranks.analysis.diagnose.causes import (
+        decide,
+        describe_candidates,
+        describe_harmless,
+        find_candidates,
+        kind_of,
+    )
+    from allranks.analysis.diagnose.job_summary import (
+        align_clocks,
+        build_timeline,
+        compare_with_last_good,
+        count_connections,
+        describe_health,
+    )
+    from allranks.analysis.diagnose.logs import find_logs
+    from allranks.analysis.diagnose.parallel_scan import scan_files
+    from allranks.analysis.diagnose.run_outcome import add_outcomes, apply_outcomes, read_outcomes
+    from allranks.utils.redaction import redact
+
     sources, left_out = find_logs([Path(p) for p in paths])
     scans = scan_files(sources, workers)
     problems = [ReadProblem(file=name, text=text) for name, text in left_out]

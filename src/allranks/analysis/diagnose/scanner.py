@@ -34,10 +34,6 @@ from allranks.analysis.diagnose.records import FileScan, LogSignal, RuleCount, T
 MAX_FORMS = 100_000
 BULK_FORMS = 64  # with this many new forms in a block, they are searched together
 MAX_FORM = 512  # longer lines are not cached
-# with more than this part of its lines in new forms, a block is followed by `UNLIKE_BLOCKS` that are not split into
-# forms
-MOSTLY = 0.5
-UNLIKE_BLOCKS = 8
 LONG_LINE = 4096
 WINDOWS = 16
 MAX_SIGNALS_PER_SOURCE = 3  # signals of one rule from one rank, task or host
@@ -93,32 +89,11 @@ class Scanner:
         if state.labelled is None:
             start = block[:_LABEL_BYTES].replace(b"\r", b"\n")
             state.labelled = has_task_labels(start.split(b"\n", _LABEL_LINES)[:_LABEL_LINES])
-        if state.unlike_blocks and b"\r" not in block:
-            self._unlike_block(state, block)
-        else:
-            self._like_block(state, block)
+        self._lines(state, block)
         ended = block.count(b"\n")
         state.line += ended + (1 if whole and not block.endswith(b"\n") else 0)
 
-    def _unlike_block(self, state: _FileState, block: bytes) -> None:
-        """Search a block for anchors first, and look only at lines that contain one: the lines before it were nearly
-        all new."""
-        state.unlike_blocks -= 1
-        telling = sorted(self.gate.telling(block))
-        if not telling:
-            return
-        lines = block.split(b"\n")
-        if len(telling) > MOSTLY * len(lines):
-            state.unlike_blocks = 0
-        for i in telling:
-            form = lines[i].translate(_BLANK)
-            verdict = self._forms.get(form)
-            if verdict is None:
-                verdict = self._classify(state, lines[i], form)
-            if verdict:
-                self._take(state, lines, i, state.line + i, verdict)
-
-    def _like_block(self, state: _FileState, block: bytes) -> None:
+    def _lines(self, state: _FileState, block: bytes) -> None:
         """Look up the form of each line, and learn the new ones."""
         if b"\r" in block:
             lines, numbers = _split_returns(block, state.line)
@@ -158,8 +133,6 @@ class Scanner:
             table.clear()
         if len(unlike) >= BULK_FORMS:
             telling = self.gate.telling(b"\n".join(unlike))
-            if len(unlike) > MOSTLY * len(forms) and len(telling) < len(unlike) / 4:
-                state.unlike_blocks = UNLIKE_BLOCKS
             if len(unlike) == len(new):  # all different: caching lines without a match is useless
                 new = [new[i] for i in sorted(telling)]
             else:
@@ -320,7 +293,6 @@ class _FileState:
         self._root_at = -ROOT_CAUSE_LINES - 1
         self._steps, self._last_step = 0, b""
         self._late: deque[int] = deque(maxlen=LATE_PROGRESS)
-        self.unlike_blocks = 0  # the next blocks of which lines are searched before they are compared by form
 
     def result(self) -> FileScan:
         self._mark(self._last_step)
