@@ -20,11 +20,12 @@ from allranks.analysis.diagnose.logs import started_runs
 from allranks.analysis.diagnose.patterns import WEAK
 from allranks.analysis.diagnose.records import ClockOffsets, DiagnosisCase, JobHealth, LastGoodRun, LogSignal, RunChange
 from allranks.errors import RequestError
+from allranks.rundir.events import read_events
 from allranks.rundir.files import read_record
 from allranks.rundir.paths import RunDir, list_runs
 from allranks.utils.inputs import read_regular
 from allranks.utils.redaction import redact
-from allranks.utils.text import as_dict, finite_int
+from allranks.utils.text import as_dict, as_dicts, finite_float, finite_int
 
 
 def count_connections(paths: Iterable[Path]) -> dict[str, int]:
@@ -38,6 +39,9 @@ def count_connections(paths: Iterable[Path]) -> dict[str, int]:
     return counts
 
 
+VERSIONS = ("nccl", "torch", "driver")
+
+
 def describe_health(case: DiagnosisCase, connections: dict[str, int] | None = None) -> JobHealth:
     """Return the facts of a job, from lines of NCCL and the program, and the connections that a run of allranks
     recorded."""
@@ -48,7 +52,9 @@ def describe_health(case: DiagnosisCase, connections: dict[str, int] | None = No
     ranks = {r for scan in case.scans for r in scan.ranks}
     network = _distinct(s.groups["net"] for s in (*case.facts("network"), *case.facts("net_device")))
     channels = [int(s.groups["channels"]) for s in case.facts("channels")]
-    health = JobHealth(
+    versions = {name: _distinct(s.groups["version"] for s in case.facts(f"{name}_version")) for name in VERSIONS}
+    versions = {name: several for name, several in versions.items() if several}
+    return JobHealth(
         world_size=case.world_size,
         ranks_seen=sorted(ranks)[:4096],
         hosts=sorted(case.hosts)[:4096],
@@ -56,30 +62,26 @@ def describe_health(case: DiagnosisCase, connections: dict[str, int] | None = No
         network=network,
         channels=max(channels, default=None),
         interfaces=_distinct(s.groups["interface"] for s in case.facts("bootstrap")),
-        versions={
-            name: versions
-            for name in ("nccl", "torch", "driver")
-            if (versions := _distinct(s.groups["version"] for s in case.facts(f"{name}_version")))
-        },
+        versions=versions,
         communicators_ready=sum(scan.ready for scan in case.scans),
         progressed=any(scan.last_progress is not None for scan in case.scans),
-        advice=_advice(case, transports, network),
+        advice=_advice(case, transports, network, versions),
     )
-    return health
 
 
 def _distinct(values: object) -> list[str]:
     return list(dict.fromkeys(values))  # type: ignore[call-overload]
 
 
-def _advice(case: DiagnosisCase, transports: dict[str, int], network: list[str]) -> list[str]:
+def _advice(
+    case: DiagnosisCase, transports: dict[str, int], network: list[str], versions: dict[str, list[str]]
+) -> list[str]:
     """Return advice on transports and versions that differ from the expected ones."""
     said: list[str] = []
     kinds = {name.split("/")[0].upper(): count for name, count in transports.items()}
-    for name in ("nccl", "torch", "driver"):
-        versions = _distinct(s.groups["version"] for s in case.facts(f"{name}_version"))
-        if len(versions) > 1:
-            said.append(f"{name} has different versions on the ranks ({', '.join(versions[:4])}); they should be equal")
+    for name, several in versions.items():
+        if len(several) > 1:
+            said.append(f"{name} has different versions on the ranks ({', '.join(several[:4])}); they should be equal")
     if "SHM" in kinds and "P2P" not in kinds:
         said.append(
             "GPUs of one node exchange data through host memory (SHM); with NVLink or PCIe peer access they would use "
@@ -230,7 +232,7 @@ def _timeline_line(case: DiagnosisCase, signal: LogSignal, *, titled: bool) -> s
 
 MAX_VALUE = 120
 SLOWER = 1.2  # a step time that differs less is not a change
-EVENT_BYTES = 1 << 20  # the events of the set-up are at the start of the file
+SET_UP_EVENTS = 100  # the events of the set-up are at the start of the file
 MAX_SETTINGS = 2000  # aliases of YAML can repeat parts without end
 _MISSING = "not set"
 
@@ -262,15 +264,14 @@ def _compare(good: RunDir, run: RunDir) -> LastGoodRun:
     changes = []
     for what in dict.fromkeys([*before, *now]):
         old, new = before.get(what), now.get(what)
-        if what == "step time":
-            changed = old is not None and new is not None and max(old, new) > SLOWER * min(old, new)
-            old, new = (f"{old:.3f} s", f"{new:.3f} s") if changed else (None, None)
-        else:
-            # a record that one run lacks (it ended before it was written) is no change; a setting that is absent is
-            absent_counts = what.startswith(("spec: ", "environment: "))
-            changed = old != new and (absent_counts or (old is not None and new is not None))
-        if changed:
-            changes.append(RunChange(what=what, before=_shown(old), now=_shown(new)))
+        # a record that one run lacks (it ended before it was written) is no change; a setting that is absent is
+        if old == new or (None in (old, new) and not what.startswith(("spec: ", "environment: "))):
+            continue
+        if what == "step time" and old and new:
+            if max(old, new) <= SLOWER * min(old, new):
+                continue
+            old, new = f"{old:.3f} s", f"{new:.3f} s"
+        changes.append(RunChange(what=what, before=_shown(old), now=_shown(new)))
     return LastGoodRun(run=good.name, same_spec=_text(good.spec) == _text(run.spec), changes=changes)
 
 
@@ -282,22 +283,17 @@ def _shown(value: Any) -> str:
 def _facts(run: RunDir) -> dict[str, Any]:
     """Return what may change between two runs of a spec, by name."""
     plan, arguments, metrics = read_record(run.plan), read_record(run.run_args), read_record(run.metrics)
-    facts: dict[str, Any] = {}
-    for name in ("python", "allranks"):
-        facts[f"version of {name}"] = arguments.get(name)
-    facts.update(_node_versions(run))
+    facts: dict[str, Any] = {f"version of {name}": arguments.get(name) for name in ("python", "allranks")}
+    facts |= _node_versions(run)
     for key in ("launcher", "strategy", "device", "backend", "dtype", "world_size", "procs_per_node", "max_steps"):
         facts[key.replace("_", " ")] = plan.get(key)
-    facts["nodes"] = (
-        ", ".join(sorted(str(n.get("host")) for n in plan.get("nodes") or [] if isinstance(n, dict))) or None
-    )
+    facts["nodes"] = ", ".join(sorted(str(node.get("host")) for node in as_dicts(plan.get("nodes")))) or None
     facts["transport"] = ", ".join(sorted(count_connections([run.root]))) or None
     facts["hash of the training data"] = _data_hash(run)
-    facts["step time"] = (metrics.get("step_time_s") or {}).get("median")
-    for variable in plan.get("environment") or []:
+    facts["step time"] = finite_float(as_dict(metrics.get("step_time_s")).get("median"))
+    for variable in as_dicts(plan.get("environment")):
         facts[f"environment: {variable.get('name')}"] = variable.get("value")
-    facts.update({f"spec: {key}": value for key, value in islice(_settings(run), MAX_SETTINGS)})
-    return facts
+    return facts | {f"spec: {key}": value for key, value in islice(_settings(run), MAX_SETTINGS)}
 
 
 def _node_versions(run: RunDir) -> dict[str, str]:
@@ -307,26 +303,15 @@ def _node_versions(run: RunDir) -> dict[str, str]:
         nodes = json.loads(read_regular(run.preflight))
     except (OSError, ValueError, RecursionError):
         return {}
-    for node in nodes if isinstance(nodes, list) else []:
-        for check in node.get("checks") or []:
-            if check.get("name") in ("py", "torch", "nccl", "driver", "cuda", "plugin"):
-                versions.setdefault(f"version of {check['name']}", set()).add(str(check.get("found")))
+    for check in (check for node in as_dicts(nodes) for check in as_dicts(node.get("checks"))):
+        if check.get("name") in ("py", "torch", "nccl", "driver", "cuda", "plugin"):
+            versions.setdefault(f"version of {check['name']}", set()).add(str(check.get("found")))
     return {name: ", ".join(sorted(values)) for name, values in versions.items()}
 
 
 def _data_hash(run: RunDir) -> str | None:
-    try:
-        with run.events_of(0).open("rb") as file:
-            head = file.read(EVENT_BYTES).splitlines()
-    except OSError:
-        return None
-    for line in head:
-        if b'"event":"data"' in line:
-            try:
-                return str(json.loads(line).get("train_hash"))
-            except (ValueError, RecursionError):
-                return None
-    return None
+    head = islice(read_events(run.events_of(0)), SET_UP_EVENTS)
+    return next((str(event.get("train_hash")) for event in head if event["event"] == "data"), None)
 
 
 def _text(path: Path) -> bytes:
@@ -341,10 +326,9 @@ def _settings(run: RunDir) -> Iterator[tuple[str, str]]:
     import msgspec
 
     try:
-        spec = msgspec.yaml.decode(read_regular(run.spec))
+        yield from _flat("", msgspec.yaml.decode(read_regular(run.spec)))
     except (OSError, ValueError, ImportError, RecursionError):  # DecodeError is a ValueError
         return
-    yield from _flat("", spec)
 
 
 def _flat(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
