@@ -113,7 +113,7 @@ def use_between(first: CpuSample, last: CpuSample) -> CpuUse:
     seconds = max(last.at_s - first.at_s, 0.0)
     queued = main = busy = None
     if first.threads is not None and last.threads is not None:
-        grown = {tid: _grown_thread(first.threads.get(tid), now) for tid, now in last.threads.items()}
+        grown = {tid: _grown_thread(first.threads.get(tid, (0.0, 0.0)), now) for tid, now in last.threads.items()}
         queued = sum(q for _, q in grown.values())
         main = grown[os.getpid()][1] if os.getpid() in grown else None
         busy = sum(ran + q > BUSY_THREAD_SHARE * seconds for ran, q in grown.values()) if seconds else 0
@@ -131,8 +131,8 @@ def use_between(first: CpuSample, last: CpuSample) -> CpuUse:
     )
 
 
-def _grown_thread(before: tuple[float, float] | None, now: tuple[float, float]) -> tuple[float, float]:
-    ran, queued = before or (0.0, 0.0)
+def _grown_thread(before: tuple[float, float], now: tuple[float, float]) -> tuple[float, float]:
+    ran, queued = before
     if now[0] < ran or now[1] < queued:  # another thread with the number of one that has ended
         return now
     return now[0] - ran, now[1] - queued

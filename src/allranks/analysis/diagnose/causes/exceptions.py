@@ -7,7 +7,7 @@ whose pattern matches ``Type: message`` applies.
 from __future__ import annotations
 
 import re
-from functools import cached_property
+from typing import NamedTuple
 
 from allranks.analysis.diagnose.causes.process_exits import first_exit
 from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE
@@ -182,19 +182,14 @@ def detect_unwritable_output(case: DiagnosisCase) -> None:
             )
 
 
-class ExceptionFamily:
-    """Exceptions with one kind of remedy."""
+class ExceptionFamily(NamedTuple):
+    """Exceptions with one kind of remedy, by a pattern of ``Type: message``."""
 
-    def __init__(self, title: str, pattern: str, means: str, fix: str, next_test: str) -> None:
-        self.title, self.pattern, self.means, self.fix, self.next_test = title, pattern, means, fix, next_test
-
-    @cached_property
-    def _compiled(self) -> re.Pattern[str]:
-        return re.compile(self.pattern, re.IGNORECASE)
-
-    def matches(self, text: str) -> bool:
-        """Return whether ``Type: message`` belongs to the family."""
-        return self._compiled.search(text) is not None
+    title: str
+    pattern: str
+    means: str
+    fix: str
+    next_test: str
 
 
 FAMILIES: tuple[ExceptionFamily, ...] = (
@@ -314,4 +309,4 @@ FAMILIES: tuple[ExceptionFamily, ...] = (
 
 def family_of(text: str) -> ExceptionFamily | None:
     """Return the family of ``Type: message``, or None."""
-    return next((family for family in FAMILIES if family.matches(text)), None)
+    return next((family for family in FAMILIES if re.search(family.pattern, text, re.IGNORECASE)), None)

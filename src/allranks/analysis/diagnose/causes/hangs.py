@@ -38,7 +38,7 @@ _FIELD = {
     "shape": re.compile(r"TensorShape=\[([\d, ]*)\]"),
 }
 _GROUP = re.compile(r"\[PG (?:ID )?\d+(?: PG GUID \w+)?")
-_LOOSE = {"op": re.compile(r"^_?([A-Z][A-Z_]+)\b"), "elements_out": re.compile(r"NumelOut=(\d+)")}
+_LOOSE_OPERATION = re.compile(r"^_?([A-Z][A-Z_]+)\b")
 
 
 class TimedOutCollective(Struct, frozen=True):
@@ -75,9 +75,8 @@ def _work(signal: LogSignal, wrapped: list[LogSignal]) -> TimedOutCollective:
     after = [s for s in wrapped if s.file == signal.file and 0 < s.line - signal.line <= 3]
     text = signal.groups.get("work") or (after[0].groups["work"] if after else "") or signal.text
     fields = {name: m.group(1) for name, pattern in _FIELD.items() if (m := pattern.search(text))}
-    for name, pattern in _LOOSE.items():
-        if name not in fields and (m := pattern.search(text)):
-            fields[name] = m.group(1)
+    if "op" not in fields and (m := _LOOSE_OPERATION.search(text)):
+        fields["op"] = m.group(1)
     size = fields.get("elements_in") or fields.get("shape") or ""
     return TimedOutCollective(
         signal.rank,
@@ -96,31 +95,22 @@ def _mismatched_calls(case: DiagnosisCase, works: list[TimedOutCollective]) -> N
     if len(by_rank) < 2:
         return
     told = list(by_rank.values())
-    numbers = {w.seq for w in told}
-    shown = [w.signal for w in told]
+    numbers, at = {w.seq for w in told}, f"At collective {told[0].seq}"
+    behind = None
     if len(numbers) == 1 and len({w.op for w in told}) > 1:
         ops = ", ".join(f"rank {w.rank}: {w.op}" for w in told[:4])
-        case.propose(
-            "collective_mismatch",
-            0.93,
-            shown,
-            cause=f"At collective {told[0].seq} the ranks are in different calls ({ops}).",
-        )
+        score, cause = 0.93, f"{at} the ranks are in different calls ({ops})."
     elif len(numbers) == 1 and (by_size := _sizes_by_rule(told)):
         sizes = ", ".join(f"rank {w.rank}: {size}" for w, size in zip(told[:4], by_size, strict=False))
-        case.propose(
-            "collective_mismatch",
-            0.88,
-            shown,
-            cause=f"At collective {told[0].seq} the sizes differ between ranks ({sizes}).",
-        )
+        score, cause = 0.88, f"{at} the sizes differ between ranks ({sizes})."
     elif len(numbers) > 1 and len({(w.op, w.size) for w in told}) > 1:
-        at = ", ".join(f"rank {w.rank} at {w.seq} ({w.op})" for w in sorted(told, key=lambda w: w.seq or 0)[:4])
-        behind = min(told, key=lambda w: w.seq or 0)
-        candidate = case.propose(
-            "collective_mismatch", 0.75, shown, cause=f"The ranks are at different collectives: {at}."
-        )
-        candidate.rank = behind.rank
+        told_in_order = sorted(told, key=lambda w: w.seq or 0)
+        places = ", ".join(f"rank {w.rank} at {w.seq} ({w.op})" for w in told_in_order[:4])
+        score, cause, behind = 0.75, f"The ranks are at different collectives: {places}.", told_in_order[0].rank
+    else:
+        return
+    candidate = case.propose("collective_mismatch", score, [w.signal for w in told], cause=cause)
+    candidate.rank = candidate.rank if behind is None else behind
 
 
 def _sizes_by_rule(told: list[TimedOutCollective]) -> list[str]:
