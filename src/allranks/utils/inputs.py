@@ -18,6 +18,7 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -276,24 +277,18 @@ def _lines(file: BinaryIO, limit: int) -> Iterator[bytes]:
 
 def _read_pipe(path: str | Path, limit: int) -> bytes:
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    deadline, parts, left = time.monotonic() + PIPE_TIMEOUT_S, [], limit
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
     try:
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        deadline = time.monotonic() + PIPE_TIMEOUT_S
-        parts: list[bytes] = []
-        size = 0
-        while size <= limit:
-            left = deadline - time.monotonic()
-            if left <= 0 or not poll.poll(left * 1000):
+        while left >= 0:
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 raise TimeoutError(errno.ETIMEDOUT, f"the pipe did not end within {PIPE_TIMEOUT_S:.0f} s", str(path))
-            try:
-                data = os.read(fd, 1 << 16)
-            except BlockingIOError:
-                continue
-            if not data:
-                return b"".join(parts)
-            parts.append(data)
-            size += len(data)
+            with suppress(BlockingIOError):
+                if not (data := os.read(fd, 1 << 16)):
+                    return b"".join(parts)
+                parts.append(data)
+                left -= len(data)
         raise _too_large(limit, path)
     finally:
         os.close(fd)

@@ -273,9 +273,8 @@ class _Group(msgspec.Struct, frozen=True):
 def _judge_group(group: list[CpuUse], every: Sequence[CpuUse]) -> _Group:
     cores = _cores_of(group[0])
     cpu = sum(u.cpu_s / u.seconds for u in group)
-    throttled = max(
-        (u.throttled_s or 0.0) / u.seconds for u in group
-    )  # a quota stops threads without any other process
+    # a quota stops threads without any other process
+    throttled = max((u.throttled_s or 0.0) / u.seconds for u in group)
     queued = max(sum((u.queued_s or 0.0) / u.seconds for u in group) - throttled, 0.0)
     machine = sum((u.machine_s or 0.0) / u.seconds for u in group) / len(group)
     stolen = sum((u.steal_s or 0.0) / u.seconds for u in group) / len(group)

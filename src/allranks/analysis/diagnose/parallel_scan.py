@@ -46,16 +46,19 @@ def add_exit_records(scan: FileScan, path: Path) -> None:
     scan.signals = [s for s in scan.signals if (s.kind, s.emitter) != ("sign", "allranks")]
     for signal in scan.signals:
         signal.emitter = "launcher"  # agents of allranks write these records
+
+    def place_of(end: _Exit) -> int:
+        return next((i for i, line in enumerate(text, 1) if line.strip().startswith(f'"rank": {end.rank},')), 1)
+
     for end in failed:
-        at = next((i for i, line in enumerate(text, 1) if line.strip().startswith(f'"rank": {end.rank},')), 1)
+        at = place_of(end)
         for signal in scan.signals:
             if at <= signal.line <= at + 5 and signal.rank is None:
                 signal.rank, signal.host, signal.time = end.rank, end.host, end.time
         scan.signals.append(_signal("rank_end", scan.file, at, end))
     early = [("rank_early", e) for e in exits.failed if e.exitcode == 0]
     for owner, end in [*early, *(("rank_done", e) for e in exits.succeeded)]:
-        at = next((i for i, line in enumerate(text, 1) if line.strip().startswith(f'"rank": {end.rank},')), 1)
-        scan.signals.append(_signal(owner, scan.file, at, end))
+        scan.signals.append(_signal(owner, scan.file, place_of(end), end))
 
 
 def _signal(owner: str, file: int, line: int, end: _Exit) -> LogSignal:

@@ -347,9 +347,12 @@ class DiagnosisCase:
     def went_on_after(self, signal: LogSignal) -> bool:
         """Return whether a line of progress or of completion follows the last of these messages in the same file."""
         scan = self.scans[signal.file]
-        tally = scan.tallies.get(signal.rule)
-        last = tally.last_line if tally else signal.line
-        return max(scan.last_progress or 0, scan.last_done or 0) > last
+        return max(scan.last_progress or 0, scan.last_done or 0) > self._last_line(signal)
+
+    def _last_line(self, signal: LogSignal) -> int:
+        """Return the last line of the same file with this message."""
+        tally = self.scans[signal.file].tallies.get(signal.rule)
+        return tally.last_line if tally else signal.line
 
     def survived(self, signal: LogSignal) -> bool:
         """Return whether the job went on after the last of these messages: `SURVIVAL_LINES` lines of progress, or its
@@ -360,9 +363,7 @@ class DiagnosisCase:
         """
         if "interrupt" in signal.groups:
             return False
-        scan = self.scans[signal.file]
-        tally = scan.tallies.get(signal.rule)
-        last = tally.last_line if tally else signal.line
+        scan, last = self.scans[signal.file], self._last_line(signal)
         later = sum(line > last for line in scan.late_progress)
         done = scan.last_done is not None and scan.last_done > last and signal.severity != "fatal"
         return later >= SURVIVAL_LINES or (done and (later > 0 or signal.emitter not in ENDING_EMITTERS))

@@ -133,9 +133,8 @@ def _check(name: str, job: JobDescription) -> tuple[list[LintFinding], list[Lint
                 findings.setdefault((finding.id, finding.line, finding.message), finding)
                 certain += [finding] * hit.whatever_is_filled_in
     if job.kind == "script" and job.source.text == job.text and "{%" not in job.text:
-        last = max(
-            1, len(job.text.splitlines())
-        )  # bash names the line behind the last one where something is not closed
+        # bash names the line behind the last one where something is not closed
+        last = max(1, len(job.text.splitlines()))
         for item in general_findings(neutralise_placeholders(job.text)):
             general = item._replace(line=min(item.line, last))
             quoted = redact(job.lines.line(general.line).strip())[:300]

@@ -194,17 +194,9 @@ def plan_repairs(report: LintReport) -> list[Repair]:
             text = before.decode("utf-8")
         except (OSError, ValueError):
             continue
-        if any(not _still_there(text, finding) for finding in findings):
-            continue
         after = apply_edits(text, [edit for finding in findings for edit in finding.fix])
         repairs.append(Repair(Path(name), before, after.encode("utf-8"), len(findings), _diff(name, text, after)))
     return repairs
-
-
-def _still_there(text: str, finding: LintFinding) -> bool:
-    """Return whether the file still has the line that the finding quotes."""
-    lines = text.split("\n")
-    return finding.line <= len(lines) and redact(lines[finding.line - 1].strip())[:300] == finding.text
 
 
 def apply_edits(text: str, edits: Sequence[Edit]) -> str:

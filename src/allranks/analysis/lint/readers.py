@@ -77,9 +77,8 @@ class ShellReader:
         """Read a script, or the inner one of ``bash -c``; `under` are the calls that run it."""
         lexed = lex(source, min(depth, MAX_DEPTH))
         self.comments += [Comment(offset, text) for offset, text in lexed.comments]
-        if (
-            lexed.trouble and UNRESOLVED_OPEN not in source.text
-        ):  # quotes may close in an unknown part: eval "set -- $quoted"
+        # quotes may close in an unknown part: eval "set -- $quoted"
+        if lexed.trouble and UNRESOLVED_OPEN not in source.text:
             self.trouble.append(lexed.trouble)
         for raw in split_commands(lexed):
             inside = in_function and not raw.in_function
@@ -249,9 +248,8 @@ class _CommandReader:
             return unresolved_text(restore_variables(text), offset)
         if known.items is not None and index not in ("@", "*"):
             first = known.items[0].text if known.items else ""
-            if (
-                index and not index.isdecimal() and not re.search(r"\s", first)
-            ):  # of several commands, the first stands for all
+            # of several commands, the first stands for all
+            if index and not index.isdecimal() and not re.search(r"\s", first):
                 return unresolved_text(restore_variables(text), offset)
             number = int(index) if index.isdecimal() and len(index) < 6 else 0
             return known.items[number] if number < len(known.items) else MappedText("")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 
 from allranks.analysis.lint.command_options import slurm_options
-from allranks.analysis.lint.job import SETS_PATHS_ONLY, JobDescription, LauncherCall
+from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.records import ProgramCall, Severity, Violation
 from allranks.utils.text import lazy_regex
 
@@ -43,8 +43,6 @@ class LintRule(msgspec.Struct, frozen=True, kw_only=True):
 
 RULES: dict[str, LintRule] = {}
 """All rules by their ids, in the order of the topics."""
-PENDING: dict[str, list[RuleCheck]] = {}
-"""More checks of rules that are registered further down."""
 
 
 def _registering(severity: Severity) -> Callable[..., Callable[[RuleCheck], RuleCheck]]:
@@ -54,8 +52,7 @@ def _registering(severity: Severity) -> Callable[..., Callable[[RuleCheck], Rule
         id: str, *, cure: str = "", files: tuple[str, ...] = ("script",), **texts: str
     ) -> Callable[[RuleCheck], RuleCheck]:
         def register(check: RuleCheck) -> RuleCheck:
-            checks = [check, *PENDING.pop(id, [])]
-            RULES[id] = LintRule(id=id, severity=severity, checks=checks, cure=cure, files=files, **texts)
+            RULES[id] = LintRule(id=id, severity=severity, checks=[check], cure=cure, files=files, **texts)
             return check
 
         return register
@@ -67,10 +64,10 @@ error, warning, note = _registering("error"), _registering("warning"), _register
 
 
 def also(id: str) -> Callable[[RuleCheck], RuleCheck]:
-    """Add a check to a rule."""
+    """Add a check to a rule that is registered further up."""
 
     def register(check: RuleCheck) -> RuleCheck:
-        (RULES[id].checks if id in RULES else PENDING.setdefault(id, [])).append(check)
+        RULES[id].checks.append(check)
         return check
 
     return register
@@ -101,13 +98,6 @@ def tasks_of_node(job: JobDescription) -> int | None:
         even = tasks and job.nodes and tasks % job.nodes == 0
         return tasks // job.nodes if even and tasks and job.nodes else None
     return None if job.heading.keys() & {"ntasks-per-gpu", "ntasks-per-socket"} else 1
-
-
-def sources_settings(job: JobDescription) -> bool:
-    """Return whether a file is sourced that may set anything; scripts of virtual environments only set paths."""
-    return any(
-        c.program in ("source", ".") and c.args and not SETS_PATHS_ONLY.search(c.args[0].text) for c in job.calls
-    )
 
 
 MPI = {"mpirun", "mpiexec", "mpiexec.hydra", "orterun"}

@@ -12,7 +12,7 @@ from allranks.analysis.lint.command_options import (
 )
 from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.records import Argument, Edit, ProgramCall, Violation
-from allranks.analysis.lint.rules import error, note, sources_settings, warning
+from allranks.analysis.lint.rules import error, note, warning
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
 from allranks.utils.text import lazy_regex
 
@@ -359,7 +359,7 @@ def _activates_conda(call: ProgramCall) -> bool:
     good="#SBATCH --ntasks-per-node=2\nsrun python -u train.py",
 )
 def buffered(job: JobDescription) -> Iterator[Violation]:
-    if job.has("PYTHONUNBUFFERED") or sources_settings(job) or not job.is_batch:
+    if job.has("PYTHONUNBUFFERED") or job.sources_files or not job.is_batch:
         return
     for call in (c for c in job.calls if PYTHON.match(c.program) and not c.module):
         words = [a.text for a in call.args]

@@ -15,7 +15,6 @@ from allranks.analysis.lint.rules import (
     _launching,
     error,
     note,
-    sources_settings,
     started_by,
     tasks_of_node,
     warning,
@@ -374,9 +373,8 @@ def cpus_of_task(job: JobDescription, srun: ProgramCall | None, call: ProgramCal
     if own.keys() & {"exclusive", "cpus-per-gpu", "overlap"} or "cpus-per-gpu" in job.heading:
         return None
     cpus, tasks = job.number(job.heads("cpus-per-task")), tasks_of_node(job)
-    return (
-        cpus if srun is not None else cpus * tasks if cpus and tasks else None
-    )  # the batch shell has those of its node
+    # the batch shell has those of its node
+    return cpus if srun is not None else cpus * tasks if cpus and tasks else None
 
 
 def _ranks_of_task(job: JobDescription, launch: LauncherCall) -> int | None:
@@ -406,7 +404,7 @@ def threads(job: JobDescription) -> Iterator[Violation]:
     passed = any(
         a.text.startswith(("--export=ALL,OMP_NUM_THREADS", "OMP_NUM_THREADS=")) for c in job.calls for a in c.args
     )
-    if job.has("OMP_NUM_THREADS") or sources_settings(job) or passed:
+    if job.has("OMP_NUM_THREADS") or job.sources_files or passed:
         return
     for launch in job.launches:
         if not job.is_batch and launch.srun is None:
