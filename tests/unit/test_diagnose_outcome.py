@@ -102,9 +102,7 @@ def test_an_outcome_of_an_earlier_attempt_is_not_used(tmp_path: Path) -> None:
 
 
 def test_our_own_class_is_not_torchs_of_the_same_name(tmp_path: Path) -> None:
-    text = (
-        'Traceback (most recent call last):\n  File "t.py", line 3, in f\n{}CheckpointError: unexpected key(s)\n'
-    )
+    text = 'Traceback (most recent call last):\n  File "t.py", line 3, in f\n{}CheckpointError: unexpected key(s)\n'
     ours, torchs = (
         read(tmp_path, text.format(name)).findings[0] for name in ("allranks.errors.", "torch.utils.checkpoint.")
     )
