@@ -21,7 +21,6 @@ from allranks.analysis.report.page import write_report
 from allranks.analysis.report.run_data import read_run_data
 from allranks.rundir.files import read_record, write_json
 from allranks.rundir.paths import RunDir
-from allranks.utils import text
 from tests.unit.report_runs import GIB, Maker, answers, complete_run, failed_run
 
 
@@ -355,12 +354,6 @@ def test_a_failed_proof_is_not_a_tick(tmp_path: Path) -> None:
     assert "✗ All ranks answer failed" in page.text and "✓ All" not in page.text
 
 
-def test_versions_that_differ_between_ranks_are_named(tmp_path: Path) -> None:
-    run = complete_run(tmp_path, ranks=3)
-    run.events_of(2).write_text(run.events_of(2).read_text().replace("5.23.0", "5.22.0"))
-    assert "Rank 2 has other versions than rank 0." in Page(write_report(run)).text
-
-
 def test_plotly_accepts_every_figure(tmp_path: Path) -> None:
     go = pytest.importorskip("plotly.graph_objects")
     make = Maker(tmp_path, ranks=12, hosts=("a", "b"))
@@ -381,20 +374,3 @@ def _painted(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _painted(v) for k, v in value.items()}
     return [_painted(v) for v in value] if isinstance(value, list) else value
-
-
-def test_values_for_people() -> None:
-    assert [text.format_duration(t) for t in (0.0313, 3.997, 59.97, 3725, None)] == [
-        "31.3 ms", "4.00 s", "1 min", "1 h 02 min", "-"
-    ]  # fmt: skip
-    assert [text.format_bytes(n) for n in (711147520, 1.5 * GIB, 512, 2**51)] == [
-        "678 MiB", "1.5 GiB", "512 B", "2,048.0 TiB"
-    ]  # fmt: skip
-    assert [text.format_bytes(n, digits=4) for n in (4000, 0, None)] == ["3.906 KiB", "0 B", "-"]
-    assert [text.format_bytes_word(n) for n in (GIB, GIB - 1)] == ["1GiB", "1023MiB"]
-    assert [text.format_short_count(n) for n in (5198080, 7_241_732_096)] == ["5.2 M", "7.24 B"]
-    assert [text.format_loss(n) for n in (0.00012, 2208.9)] == ["1.2e-04", "2,208.9"]
-    assert [text.format_perplexity(n) for n in (2.8, 1445.2)] == ["2.80", "1,445"]
-    assert text.format_ranks([5, 0, 1, 2]) == "0-2, 5" and text.format_ranges([10, 8, 9, 12], width=2) == "08-10,12"
-    assert [text.format_list(["a", "b", "c"], n) for n in (3, 2)] == ["a, b, c", "a, b and 1 more"]
-    assert text.sanitize("\x1b[31mred\x1b[0m\x00") == "red"

@@ -6,28 +6,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from allranks.analysis.report.charts import telemetry_charts
 from allranks.analysis.report.figures import downsample
 from allranks.analysis.report.html import MAX_ROWS
-from allranks.analysis.report.page import proof, time_budget
+from allranks.analysis.report.page import proof
 from allranks.analysis.report.run_data import RunData, read_run_data
 from allranks.analysis.report.tables import (
-    attempt_table,
     checkpoint_table,
     error_table,
-    expert_table,
     hang_table,
     link_table,
     machine_table,
-    plan_facts,
-    preflight_table,
     straggler_table,
 )
 from allranks.rundir.files import write_json
-from allranks.utils import text
-from tests.unit.report_runs import Maker, complete_run, failed_run
+from tests.unit.report_runs import Maker
 
 
 def made(root: Path, *, ranks: int = 2, **written: Any) -> RunData:
@@ -41,19 +33,6 @@ def test_ranks_that_did_not_answer_are_no_tick(tmp_path: Path) -> None:
     shown = proof(made(tmp_path, plan={"world_size": 3}))
     assert shown is not None
     assert (shown.items[0].detail, shown.items[0].mark) == ("2 of 3", "✗")
-
-
-def test_the_time_of_all_attempts_counts(tmp_path: Path) -> None:
-    make = Maker(tmp_path)
-    for attempt in (1, 2):
-        make.begin(attempt=attempt)
-        make.steps(1, 3)
-        make.tell("phase", after=5.0, name="done")
-    shown = time_budget(read_run_data(make.write()))
-    assert shown is not None
-    found = {part.name: part for part in shown.bars[0].parts}
-    assert found["preparing data"].value == "1.20 s"
-    assert sum(s.share for s in found.values()) == pytest.approx(100)
 
 
 def test_errors_stand_before_what_followed_from_them(tmp_path: Path) -> None:
@@ -99,20 +78,6 @@ def test_thinning_keeps_the_lowest_and_the_highest_of_every_stretch() -> None:
     assert downsample(range(8), ys, 4) == ([1, 2, 5, 6], [9.0, 1.0, 2.0, 8.0])
 
 
-@pytest.mark.parametrize(("hosts", "more_s", "unit"), [(1, 0, "seconds"), (2, 400, "minutes"), (1, 12_000, "hours")])
-def test_telemetry_has_an_axis_that_can_be_read_and_loopback_of_one_host_alone(
-    tmp_path: Path, hosts: int, more_s: float, unit: str
-) -> None:
-    make = Maker(tmp_path, hosts=("one", "two")[:hosts])
-    make.begin()
-    make.steps(1, 4)
-    make.tell("phase", after=more_s, name="done")
-    make.telemetry(every=max(1.0, more_s / 20))
-    charts = {c.id: c for c in telemetry_charts(read_run_data(make.write()))}
-    assert charts["cpu"].figure["layout"]["xaxis"]["title"]["text"] == f"{unit} since the start"
-    assert any("loopback" in trace["name"] for trace in charts["network"].figure["data"]) == (hosts == 1)
-
-
 def test_what_became_of_a_checkpoint(tmp_path: Path) -> None:
     make = Maker(tmp_path)
     make.begin()
@@ -125,17 +90,6 @@ def test_what_became_of_a_checkpoint(tmp_path: Path) -> None:
     found = checkpoint_table(read_run_data(run))
     assert found is not None
     assert [row[-1].text for row in found.rows] == ["removed", "no manifest", "✓ exists"]
-
-
-def test_cures_are_shown_only_where_something_failed(tmp_path: Path) -> None:
-    data = read_run_data(complete_run(tmp_path))
-    well = preflight_table(data)
-    assert well is not None
-    assert (well.columns[-1], len(well.rows[0])) == ("found", 4)
-    bad = [{"host": "one", "checks": [{"name": "disk", "ok": False, "found": "FULL", "cure": "make room"}]}]
-    found = preflight_table(RunData(**{**vars(data), "preflight": bad}))
-    assert found is not None
-    assert (found.columns[-1], found.rows[0][-1].text) == ("cure", "make room")
 
 
 def test_ranks_beyond_those_shown_are_counted(tmp_path: Path) -> None:
@@ -168,30 +122,3 @@ def test_ranks_that_lost_their_cpu_time_are_not_called_slow(tmp_path: Path) -> N
     assert [(row[0].text, row[2].text) for row in machines.rows] == [("b", "50.0%"), ("a", "10.0%")]
     assert [row[-1].text for row in between.rows] == ["slow", ""]
     assert machine_table(made(tmp_path / "none", metrics={})) is None
-
-
-@pytest.mark.parametrize(("event", "end"), [("hang", "ended because of a hang"), (None, "the run failed")])
-def test_the_end_of_a_rank_that_wrote_none_is_that_of_the_run(tmp_path: Path, event: str | None, end: str) -> None:
-    run = failed_run(tmp_path)
-    run.events_of(0).write_text('{"event": "start", "time": 5.0, "rank": 0, "attempt": 1}\n')
-    if event:
-        with run.events_of(0).open("a") as log:
-            log.write(json.dumps({"event": event, "time": 5.0, "rank": 0}) + "\n")
-    wall_s = json.loads(run.metrics.read_text())["wall_time_s"]
-    shown = attempt_table(read_run_data(run))
-    assert shown is not None
-    assert [cell.text for cell in shown.rows[0]][-2:] == [text.format_duration(wall_s), end]
-
-
-def test_the_least_even_blocks_come_first_and_remarks_stand_below_the_plan(tmp_path: Path) -> None:
-    row = {"min": 0.0, "mean": 0.125, "most": 7, "unused": 3}
-    layers = [{"layer": f"{i}", "max": 0.2 + i / 100, **row} for i in range(1, MAX_ROWS + 5)]
-    data = made(tmp_path, metrics={"expert_load": {"experts": 8, "layers": layers}})
-    experts = expert_table(data)
-    assert experts is not None and experts.note.endswith("4 of 20 blocks are left out, before the last.")
-    assert [cell.text for cell in experts.rows[0]] == [f"{MAX_ROWS + 4}", "0.0 %", "12.5 %", "40.0 %", "7", "3"]
-    make = Maker(tmp_path / "remark")
-    make.begin()
-    make.tell("remark", what="strategy", message="adapters: whole <b>everywhere</b>")
-    plan = plan_facts(read_run_data(make.write()))
-    assert plan is not None and plan.note == "Adapters: whole <b>everywhere</b>."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -33,22 +32,6 @@ def trace(*words: object, width: int = 100) -> subprocess.CompletedProcess[str]:
     return allranks("trace", *words, env={"COLUMNS": str(width)})
 
 
-def test_tables_tell_ranks_collectives_stragglers_and_write_nothing(folder: Path) -> None:
-    before = sorted(p.name for p in folder.parent.rglob("*"))
-    done = trace(folder)
-    assert done.returncode == 0, done.stderr
-    for text in (
-        "Time by rank",
-        "all_reduce",
-        "Last ranks in collectives",
-        "1 (100 %)",
-        "gemm<x>",
-        "[red]odd[/red]::<b>",
-    ):
-        assert text in done.stdout, text
-    assert sorted(p.name for p in folder.parent.rglob("*")) == before
-
-
 def test_waiting_for_a_later_profiler_is_not_the_longest_wait(tmp_path: Path) -> None:
     """The first step's waiting is no rank's fault."""
     ranks = [
@@ -60,29 +43,6 @@ def test_waiting_for_a_later_profiler_is_not_the_longest_wait(tmp_path: Path) ->
     told = trace(write_ranks(tmp_path / "t", *ranks, backend="nccl")).stdout
     assert "(trimmed)" in told
     assert "Longest: rank 1 reached all_reduce (seq 2) 10 us after the first rank." in told
-
-
-def test_what_cpu_memory_counts_is_told(tmp_path: Path) -> None:
-    def memory(kind: int) -> list[dict[str, object]]:
-        args = {"Device Type": kind, "Device Id": 0, "Total Allocated": 4096, "Total Reserved": 0}
-        return [
-            step(1, 0, 1000),
-            op("aten::mm", 5, 9),
-            {"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": 7, "args": args},
-        ]
-
-    for kind in (0, 1):
-        text = trace(write_ranks(tmp_path / str(kind), memory(kind))).stdout
-        assert ("since the profiler started" in text) == (kind == 0), text
-
-
-def test_json_is_one_document_with_the_records(folder: Path) -> None:
-    done = trace(folder, "--json")
-    assert done.returncode == 0, done.stderr
-    (report,) = json.loads(done.stdout)["reports"]
-    assert [r["rank"] for r in report["ranks"]] == [0, 1]
-    assert report["ranks"][0]["total"]["compute_s"] == pytest.approx(180e-6)
-    assert report["pairing"]["longest"][0]["last_rank"] == 1
 
 
 def test_what_cannot_be_read_ends_with_2_and_one_sentence(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from allranks.analysis.trace import analyse
-from allranks.analysis.trace.files import find_trace_files
 from allranks.analysis.trace.output import write_all
 from allranks.errors import RequestError
 from tests.unit.trace_builder import Event, op, step, write, write_ranks
@@ -61,14 +60,6 @@ def test_a_run_folder_has_its_traces_under_traces_and_earlier_attempts_below(tmp
     assert [r.ranks[0].steps[0].step for r in analyse([run], select="all")] == [3, 8]
 
 
-def test_a_rank_twice_is_said_and_counted_once(tmp_path: Path) -> None:
-    write_ranks(tmp_path, work(), work())
-    (tmp_path / "rank7.json.gz").write_bytes((tmp_path / "rank1.json.gz").read_bytes())
-    (report,) = analyse([tmp_path])
-    assert [r.rank for r in report.ranks] == [0, 1]
-    assert "windows" in kinds(report)
-
-
 def test_a_rank_from_the_folder_and_one_from_nowhere(tmp_path: Path) -> None:
     write(tmp_path / "a" / "rank_5" / "trace.json", work(), None, None)
     (report,) = analyse([tmp_path / "a" / "rank_5"])
@@ -112,14 +103,6 @@ def test_nothing_to_read_is_a_request_that_is_wrong(tmp_path: Path) -> None:
         analyse([tmp_path])
 
 
-def test_a_file_beside_the_traces_that_is_none_is_told(tmp_path: Path) -> None:
-    write_ranks(tmp_path, work(), work())
-    (tmp_path / "config.json").write_text('{"a": 1}')
-    (report,) = analyse([tmp_path])
-    (problem,) = [p for p in report.problems if p.kind == "not_a_trace"]
-    assert problem.file is not None and problem.file.endswith("config.json")
-
-
 def test_a_run_without_traces_says_how_to_get_them(tmp_path: Path) -> None:
     """Its other JSON files are no damaged traces."""
     (tmp_path / "spec.yaml").write_text("name: x\n")
@@ -147,29 +130,6 @@ def test_ranks_and_world_sizes_that_cannot_be_are_not_believed(tmp_path: Path) -
     write(tmp_path / "b" / "x.json", work(), "3", "4")  # type: ignore[arg-type] - as some tools write it
     (report,) = analyse([tmp_path / "b"])
     assert (report.ranks[0].rank, report.world_size) == (3, 4)
-
-
-def test_a_link_to_nothing_is_told_beside_the_others(tmp_path: Path) -> None:
-    write_ranks(tmp_path, work(), work())
-    (tmp_path / "rank2.json").symlink_to(tmp_path / "gone")
-    (report,) = analyse([tmp_path])
-    (problem,) = [p for p in report.problems if p.kind == "unreadable"]
-    assert problem.file == str(tmp_path / "rank2.json") and problem.severity == "error"
-    assert len(report.ranks) == 2
-
-
-def test_only_links_to_nothing_are_no_empty_folder(tmp_path: Path) -> None:
-    (tmp_path / "rank0.json").symlink_to(tmp_path / "gone")
-    with pytest.raises(RequestError, match=r"rank0\.json cannot be read"):
-        find_trace_files(tmp_path)
-    with pytest.raises(RequestError, match="cannot be read"):
-        find_trace_files(tmp_path / "rank0.json")
-
-
-def test_a_folder_is_no_trace_whatever_its_name(tmp_path: Path) -> None:
-    write_ranks(tmp_path / "x.json", work())
-    files, problems = find_trace_files(tmp_path)
-    assert [f.name for f in files] == ["rank0.json.gz"] and not problems
 
 
 def test_a_name_that_is_no_utf_8_can_be_written_about(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -149,3 +150,15 @@ def test_a_file_that_changed_is_said_and_no_half_file_is_left(tmp_path: Path) ->
     with pytest.raises(RequestError, match=r"rank1\.json\.gz has changed since it was analysed"):
         write_merged(report, tmp_path / "out" / "merged.json.gz")
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_memory_does_not_grow_with_ranks(tmp_path: Path) -> None:
+    peaks = []
+    for world in (2, 8):
+        generate(Scenario(world=world), tmp_path / str(world))
+        report = analyse([tmp_path / str(world)], workers=1)[0]
+        tracemalloc.start()
+        write_merged(report, tmp_path / f"{world}.json.gz")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.5 * peaks[0]

@@ -102,18 +102,6 @@ def test_a_kernel_that_tells_nothing_is_named_by_the_call_that_launched_it(tmp_p
     assert (row.kind, row.count, row.bytes) == ("all_gather", 1, 4096 * 4)
 
 
-def test_gloo_beside_a_gpu_counts_as_communication(tmp_path: Path) -> None:
-    events = [
-        step(1, 0, 1000),
-        kernel("gemm", 100, 300),
-        op("c10d::allreduce_", 150, 160),
-        mark("gloo:all_reduce", 200, 500, GLOO, in_dims=[[10]], in_types=["float"]),
-    ]
-    assert times(rank_of(tmp_path, events)) | {"copy": 0} == times(rank_of(tmp_path, events))
-    found = times(rank_of(tmp_path, events))
-    assert (found["comm"], found["exposed_comm"], found["overlapped_comm"]) == (300, 200, 100)
-
-
 # CPU and gloo
 
 
@@ -295,17 +283,6 @@ def test_what_happens_between_two_steps_belongs_to_neither(tmp_path: Path) -> No
     ]  # fmt: skip
     told = {(r.step, r.kind): r.count for r in report_of(tmp_path, events).launches}
     assert told == {(1, "all_reduce"): 1, (2, "all_reduce"): 1}
-
-
-def test_communication_that_shows_only_as_calls_is_said(tmp_path: Path) -> None:
-    events = [
-        step(1, 0, 100),
-        op("c10d::allreduce_", 10, 20, in_dims=[[4]], in_types=["float"]),
-        op("aten::mm", 30, 50),
-    ]
-    report = report_of(tmp_path, events)
-    assert any(p.kind == "calls_only" for p in report.problems)
-    assert [(r.kind, r.count) for r in report.launches] == [("all_reduce", 1)]
 
 
 def test_calls_of_communication_that_nothing_else_tells_of_are_said(tmp_path: Path) -> None:

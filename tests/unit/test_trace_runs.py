@@ -8,7 +8,7 @@ import pytest
 
 from allranks.analysis.trace import analyse
 from allranks.analysis.trace.records import TraceReport
-from tests.unit.trace_builder import GLOO, Event, kernel, launch, mark, nccl, op, step, write, write_ranks
+from tests.unit.trace_builder import GLOO, Event, kernel, launch, mark, nccl, op, step, write_ranks
 
 
 def run(folder: Path, *ranks: list[Event]) -> TraceReport:
@@ -28,22 +28,6 @@ def gloo(n: int, at: float, start: float, end: float, kind: str = "all_reduce") 
     ]
 
 
-def test_waiting_is_what_a_rank_takes_longer_than_the_last_to_come(tmp_path: Path) -> None:
-    one = [step(1, 0, 1000), nccl("allreduce", 100, 400, 5), nccl("allreduce", 500, 600, 6)]
-    other = [step(1, 7000, 8000), nccl("allreduce", 7350, 7400, 5), nccl("allreduce", 7500, 7600, 6)]
-    report = run(tmp_path, one, other)
-    first = next(p for p in report.pairing.longest if p.key == "seq 5")
-    assert (first.transfer_s, first.wait_s, first.last_rank) == (pytest.approx(50e-6), (pytest.approx(250e-6), 0.0), 1)
-    assert report.ranks[1].clock_offset_s == pytest.approx(7000e-6)
-    assert first.end_s[0] == pytest.approx(first.end_s[1])
-    rows = {r.rank: r for r in report.stragglers}
-    assert (rows[1].last, rows[1].caused_wait_s, rows[0].last) == (1, pytest.approx(250e-6), 0)
-    (row,) = report.collectives
-    assert row.transfer_s == pytest.approx(2 * 50e-6 + 2 * 100e-6)
-    assert row.wait_s == pytest.approx(250e-6)
-    assert row.algbw_bytes_s == pytest.approx(2 * 4000 / 150e-6)
-
-
 def test_the_first_numbers_of_a_later_profiler_are_no_mismatch(tmp_path: Path) -> None:
     one = [step(1, 0, 1000), *(nccl("allreduce", 100 * i, 100 * i + 50, i) for i in range(1, 8))]
     other = [step(1, 0, 1000), *(nccl("allreduce", 100 * i, 100 * i + 50, i) for i in range(3, 8))]
@@ -56,26 +40,6 @@ def test_different_collectives_of_one_number_are_not_paired(tmp_path: Path) -> N
     other = [step(1, 0, 1000), nccl("allreduce", 100, 200, 1), nccl("_allgather_base", 300, 400, 2)]
     report = run(tmp_path, one, other)
     assert (report.pairing.paired, report.pairing.unpaired) == (1, 2)
-
-
-def test_without_numbers_the_order_within_a_step_pairs(tmp_path: Path) -> None:
-    one = [
-        step(1, 0, 1000),
-        *gloo(8, 10, 20, 120),
-        *gloo(8, 200, 210, 300),
-        step(2, 1000, 2000),
-        *gloo(8, 1100, 1110, 1200),
-    ]
-    other = [
-        step(1, 0, 1000),
-        *gloo(8, 10, 100, 120),
-        *gloo(8, 200, 280, 300),
-        step(2, 1000, 2000),
-        *gloo(8, 1100, 1150, 1200),
-    ]
-    report = run(tmp_path, one, other)
-    assert (report.pairing.by_order, report.pairing.unpaired) == (3, 0)
-    assert report.pairing.wait_s == pytest.approx((80 + 70 + 40) * 1e-6)
 
 
 def test_order_alone_pairs_no_all_to_alls_of_wholly_other_sizes(tmp_path: Path) -> None:
@@ -142,29 +106,10 @@ def test_profilers_that_start_apart_are_seen_and_the_first_step_begins_where_ran
     assert report.ranks[0].total.span_s == pytest.approx(sum(s.breakdown.span_s for s in report.ranks[0].steps))
 
 
-def test_a_rank_that_is_late_in_every_step_is_a_straggler_and_not_a_late_profiler(tmp_path: Path) -> None:
-    report = run(tmp_path, skewed(0), skewed(0, slow=250))
-    assert report.startup is None
-    assert report.stragglers[0].rank == 1 and report.stragglers[0].last == 3
-    assert report.stragglers[0].mean_late_s == pytest.approx(250e-6)
-
-
 def test_ranks_without_a_common_collective_keep_their_clocks_and_it_is_said(tmp_path: Path) -> None:
     report = run(tmp_path, [step(1, 0, 100), kernel("a", 10, 20)], [step(1, 30, 130), kernel("a", 40, 50)])
     assert len(told(report, "not_aligned")) == 1
     assert [round(r.start_s * 1e6) for r in report.ranks] == [0, 30]
-
-
-def test_clock_bases_of_different_hosts_are_taken_off(tmp_path: Path) -> None:
-    base = 1_700_000_000_000_000_000
-    write(tmp_path / "rank0.json", [step(1, 0, 1000), nccl("allreduce", 100, 200, 0)], 0, 2, base=base)
-    write(tmp_path / "rank1.json", [step(1, 0, 1000), nccl("allreduce", 100, 200, 0)], 1, 2, base=base + 5_000_000_000)
-    (report,) = analyse([tmp_path])
-    assert report.ranks[1].clock_offset_s == pytest.approx(5.0)
-    assert [round(r.start_s * 1e6) for r in report.ranks] == [0, 0]
-    assert [round((e - 0) * 1e6) for e in report.pairing.longest[0].end_s] == [200, 200]
-    for r in report.ranks:
-        assert (0.0 - r.zero_us) / 1e6 == pytest.approx(r.steps[0].start_s, abs=1e-9)
 
 
 @pytest.mark.parametrize(("name", "paired"), [("all_gather", 2), ("_allgather_base", 0), ("_reduce_scatter_base", 0)])
