@@ -395,6 +395,26 @@ def test_flash_attention_is_told_the_rows(kind: str, monkeypatch: pytest.MonkeyP
     assert_equal_to_single_rows(LossModel(model, classifier=False), packed_batch(lengths), documents(lengths), after)
 
 
+def test_a_flash_kernel_of_the_hub_is_told_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers stores it by the name of its repository, also where the spec says flash_attention_2."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.flash_attention import flash_attention_forward
+    from transformers.masking_utils import flash_attention_mask
+
+    name = "kernels-community/flash-attn2"
+    monkeypatch.setitem(AttentionInterface._global_mapping, name, flash_attention_forward)
+    monkeypatch.setitem(AttentionMaskInterface._global_mapping, name, flash_attention_mask)
+    model = model_of("mistral").eval()
+    flash = ReferenceFlash(monkeypatch)
+    model.config._attn_implementation = name
+
+    def after() -> None:
+        assert (flash.layers, flash.looked) == (model.config.num_hidden_layers, 0)
+        model.config._attn_implementation = "sdpa"
+
+    assert_equal_to_single_rows(LossModel(model, classifier=False), packed_batch(), documents(), after)
+
+
 def test_flash_attention_of_recomputed_and_adapted_blocks_is_told_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recomputation in backward has no packed batch around it."""
     inner = model_of("mistral", sliding_window=5)

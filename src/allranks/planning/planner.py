@@ -325,7 +325,7 @@ def _require_isolation(spec: RunSpec) -> None:
 
 
 def _require_gpu_for_attention(spec: RunSpec, chosen: DeviceChoice) -> None:
-    if chosen.device == "cpu" and chosen.source != ON_NODE and spec.model and spec.model.attention.startswith("flash_"):
+    if chosen.device == "cpu" and chosen.source != ON_NODE and spec.model and "flash" in spec.model.attention:
         raise SpecError(
             f"model.attention {spec.model.attention} needs a GPU, and the plan is for CPUs; set model.attention: sdpa"
         )

@@ -132,7 +132,9 @@ def flash_lengths(model: Any, rows: PackedRows | None) -> dict[str, Any]:
     sequences for one row each.
     """
     base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if rows is None or not str(base.config._attn_implementation).startswith("flash_"):
+    # As transformers recognises it: the kernels of the hub are stored by their own names, such as
+    # kernels-community/flash-attn2, also where flash_attention_2 was requested.
+    if rows is None or "flash" not in str(base.config._attn_implementation):
         return {}
     parameters = inspect.signature(type(base).forward).parameters.values()
     if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
