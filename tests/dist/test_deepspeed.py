@@ -163,9 +163,8 @@ def test_a_deepspeed_that_cannot_be_imported_ends_with_3_and_the_cure(
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text(f"raise {raises}\n")
     monkeypatch.setenv("PYTHONPATH", f"{broken.parent}:{os.environ.get('PYTHONPATH', '')}")
-    done = allranks(
-        "run", str(write_spec(tmp_path, spec(tmp_path, "broken", {"name": "deepspeed_zero1"}))), cwd=tmp_path
-    )
+    wanted = write_spec(tmp_path, spec(tmp_path, "broken", {"name": "deepspeed_zero1"}))
+    done = allranks("run", str(wanted), cwd=tmp_path, anew=True)  # a warm process may have imported the real one
     assert done.returncode == 3, done.stdout + done.stderr
     assert words in done.stderr
     assert "pip install" in done.stderr

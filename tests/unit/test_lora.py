@@ -17,6 +17,7 @@ from allranks.spec.records import AdapterSpec
 from allranks.train.models import lora_experts
 from allranks.train.models.adapter_dropout import replace_dropout
 from allranks.train.models.adapters import adapter_remarks
+from allranks.train.models.block_forward import Compilation, set_block_forward
 from allranks.train.models.lora import InputGroup, LoRALinears, fuse_lora
 from allranks.train.models.lora_experts import GpuGroups, fuse_expert_lora
 
@@ -134,8 +135,28 @@ def test_layers_that_turn_out_to_have_other_inputs_are_computed_one_by_one() -> 
             found = [attention.q_proj(x), attention.k_proj(y), attention.v_proj(x)]
         assert counts == computed
         torch.testing.assert_close(found, wanted)
-    group: InputGroup = vars(attention.q_proj)["lora_input_group"]
+    group: InputGroup = vars(attention.q_proj)["lora_input_group"][0]
     assert not group.shared and group.source is None and not group.results
+
+
+def test_blocks_with_adapters_share_compiled_programs() -> None:
+    """As many programs as blocks would take minutes to compile for a model of 32 layers."""
+
+    def programs(layers: int) -> int:
+        compiled: list[Any] = []
+
+        def backend(graph: Any, inputs: Any) -> Any:
+            compiled.append(graph)
+            return graph.forward
+
+        torch._dynamo.reset()
+        model = adapted(config={"num_hidden_layers": layers})
+        fuse_lora(model)
+        set_block_forward(model, "none", Compilation(static=True, report=pytest.fail, backend=backend))
+        results(model)
+        return len(compiled)
+
+    assert programs(2) == programs(4)
 
 
 def test_a_hook_that_gathers_the_weights_of_a_layer_runs_before_they_are_read() -> None:

@@ -65,8 +65,8 @@ def fuse_lora(model: nn.Module) -> int:
             members = [layer for name, layer in layers.items() if name in names]
             if len({layer.in_features for layer in members}) == 1 < len(members):
                 group = InputGroup(members)
-                for layer in members:
-                    vars(layer)[_GROUP] = group
+                for position, layer in enumerate(members):
+                    vars(layer)[_GROUP] = group, position
     return found
 
 
@@ -76,7 +76,8 @@ class InputGroup:
     same tensor.
 
     If a layer is not called with that tensor, the layers do not share their input, and are computed one by one from
-    then on.
+    then on. Layers are known by their position: their ids would differ between blocks, and a program that was compiled
+    for one block would not serve the others.
     """
 
     layers: list[Any]
@@ -84,14 +85,14 @@ class InputGroup:
     source: torch.Tensor | None = None
     results: dict[int, torch.Tensor] = field(default_factory=dict)
 
-    def take(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
-        """Return the layer's result if it was computed from this very tensor."""
-        if self.source is not x or id(layer) not in self.results:
+    def take(self, position: int, x: torch.Tensor) -> torch.Tensor | None:
+        """Return a layer's result if it was computed from this very tensor."""
+        if self.source is not x or position not in self.results:
             return None
-        found = self.results.pop(id(layer))
+        result = self.results.pop(position)
         if not self.results:
             self.source = None
-        return found
+        return result
 
     def keep(self, x: torch.Tensor, results: dict[int, torch.Tensor]) -> None:
         """Keep results until their layers are called."""
@@ -158,31 +159,31 @@ def _forward(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Te
     parts = None if args or kwargs else _parts(layer, dtype)
     if parts is None:
         return type(layer).forward(layer, x, *args, **kwargs)
-    group: InputGroup | None = vars(layer).get(_GROUP)
+    group, position = vars(layer).get(_GROUP, (None, 0))
     if group is not None and group.shared and torch.is_grad_enabled():
-        ready = group.take(layer, x)
+        ready = group.take(position, x)
         if ready is not None:
             return ready
         group.drop_unused()
-        together = _together(group, layer, parts, dtype)
+        together = _together(group, position, parts, dtype)
         if together is not None and group.shared:
-            results = dict(zip(together, _compute(x.to(dtype), list(together.values())), strict=True))
-            own = results.pop(id(layer))
+            results = dict(enumerate(_compute(x.to(dtype), together)))
+            own = results.pop(position)
             group.keep(x, results)
             return own
     return _compute(x.to(dtype), [parts])[0]
 
 
-def _together(group: InputGroup, caller: nn.Module, parts: _Parts, dtype: torch.dtype) -> dict[int, _Parts] | None:
-    """Return the weights of all layers of a group by id; None if another layer's hooks, which may gather weights, must
-    run first."""
-    found: dict[int, _Parts] = {}
-    for layer in group.layers:
-        theirs = parts if layer is caller else _parts(layer, dtype)
-        if theirs is None or (layer is not caller and (layer._forward_pre_hooks or layer._forward_hooks)):
+def _together(group: InputGroup, position: int, parts: _Parts, dtype: torch.dtype) -> list[_Parts] | None:
+    """Return the weights of all layers of a group; None if hooks of another than the layer at `position`, which may
+    gather weights, must run first."""
+    weights: list[_Parts] = []
+    for i, layer in enumerate(group.layers):
+        theirs = parts if i == position else _parts(layer, dtype)
+        if theirs is None or (i != position and (layer._forward_pre_hooks or layer._forward_hooks)):
             return None
-        found[id(layer)] = theirs
-    return found
+        weights.append(theirs)
+    return weights
 
 
 def _compute(x: torch.Tensor, layers: Sequence[_Parts]) -> tuple[torch.Tensor, ...]:

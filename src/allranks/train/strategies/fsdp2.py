@@ -36,7 +36,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -248,7 +248,14 @@ class FSDP2(LoopStrategy):
                 f"of {self._shards}"
             )
         self._copies = world // self._shards
-        mesh = init_device_mesh(self._device.type, (self._copies, self._shards), mesh_dim_names=("replicate", "shard"))
+        # init_device_mesh would give its groups the default timeout instead of cluster.timeout_s
+        timeout = self._group._get_backend(self._device).options._timeout  # type: ignore[attr-defined]
+        ranks = torch.arange(world).view(self._copies, self._shards)
+        groups: list[Any] = [
+            dist.new_subgroups_by_enumeration(lists.tolist(), timeout=timeout)[0] for lists in (ranks.t(), ranks)
+        ]
+        names = ("replicate", "shard")
+        mesh = DeviceMesh.from_group(groups, self._device.type, mesh=ranks, mesh_dim_names=names)
         self._shard_group, self._copy = mesh.get_group("shard"), mesh.get_local_rank("replicate")
         return mesh
 
