@@ -51,6 +51,11 @@ def test_a_long_run_on_a_gpu_is_compiled_and_a_short_one_is_not() -> None:
     assert planned("train.max_steps=500").compiled and not planned("train.max_steps=200").compiled
 
 
+def test_isolated_rows_are_compiled_by_their_own_gain() -> None:
+    plan = planned("data.packing=isolated")
+    assert plan.compiled and "1.15 times as fast" in plan.compile_reason
+
+
 def test_epochs_count_by_the_rows_and_are_assumed_where_those_are_unknown() -> None:
     epochs = ("train.max_steps=null", "train.epochs=2")
     assert planned(*epochs).compiled
@@ -65,7 +70,6 @@ def test_epochs_count_by_the_rows_and_are_assumed_where_those_are_unknown() -> N
         (("cluster.device=cpu",), "compiled steps ran at 0.82 times the speed"),
         (("strategy.name=deepspeed_zero3",), "deepspeed_zero3 gathers weights within the blocks"),
         (("train.deterministic=true",), "train.deterministic"),
-        (("data.packing=isolated",), "data.packing: isolated, where batches differ"),
         (("model.name=mistralai/Mixtral-8x7B-v0.1",), "a mixture of experts was not measured"),
         (("model.name=nobody/unknown",), "the sizes of the model are not known"),
         ((*NEWS, "model.name=bert-base-uncased", "data.max_length=512"), "a classifier differ in length"),

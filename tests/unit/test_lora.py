@@ -150,7 +150,7 @@ def test_blocks_with_adapters_share_compiled_programs() -> None:
             return graph.forward
 
         torch._dynamo.reset()
-        model = adapted(config={"num_hidden_layers": layers})
+        model = adapted(config={"num_hidden_layers": layers, "use_cache": False})
         fuse_lora(model)
         set_block_forward(model, "none", Compilation(static=True, report=pytest.fail, backend=backend))
         results(model)
