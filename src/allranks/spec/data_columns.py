@@ -103,7 +103,7 @@ def fitting_template(data: DataSpec, columns: Columns, rows: Sequence[Row], *, c
 
     Raises:
         SpecError: ``data.columns`` has a key that no template takes.
-        DataError: none fits; the message has the line to add to the spec.
+        DataError: none fits; the message lists the columns and what to set.
     """
     merged = merged_row(rows)
     found = _fitting(data, columns, rows[0], classifier=classifier)
