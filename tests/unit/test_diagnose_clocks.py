@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -65,11 +64,3 @@ def test_steps_that_ranks_do_not_end_together_tell_nothing(tmp_path: Path) -> No
     slow = [_line(START + 2.4 * n, f"step {n} loss 2.0") for n in range(1, 40)]
     (tmp_path / "node-b.rank1.log").write_text("\n".join([*slow, _line(START + 97, DEVICE)]) + "\n")
     assert diagnose([tmp_path]).clocks.offsets_s == {}
-
-
-def test_events_of_a_run_are_compared_too(tmp_path: Path) -> None:
-    for rank, host, ahead in ((0, "node-a", 0), (1, "node-b", 500)):
-        (tmp_path / f"{host}.rank{rank}.log").write_text(_line(START + 60 + ahead, DISK) + "\n")
-        events = [{"event": "step", "time": START + ahead + n, "rank": rank, "step": n, "loss": 2.0} for n in range(9)]
-        (tmp_path / f"rank{rank}.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
-    assert diagnose([tmp_path]).clocks.offsets_s == {"node-b": pytest.approx(500, abs=0.01)}

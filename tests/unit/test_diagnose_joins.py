@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from allranks.analysis.diagnose import Diagnosis, diagnose
-from allranks.analysis.diagnose.lines import in_year_of, timestamp_of
+from allranks.analysis.diagnose.lines import timestamp_of
 from tests.unit.test_diagnose_judge import LOST, watchdog
 
 DEVICE = "RuntimeError: CUDA error: invalid device ordinal"
@@ -60,12 +60,6 @@ def test_where_a_rank_ran_may_stand_in_another_file(tmp_path: Path) -> None:
         "all.out": f"[rank1]: working\n[rank2]: {DEVICE}",
     }
     assert first(tmp_path, files) == ("invalid_device", 2, "10.0.0.7")
-
-
-def test_the_worlds_size_is_the_largest_that_is_believable(tmp_path: Path) -> None:
-    comm = "n1:7:7 [0] NCCL INFO ncclCommInitRank comm 0x{n} rank 0 nranks {n} cudaDev 0"
-    text = "\n".join([comm.format(n=2), comm.format(n=8), "world_size: 99999999"])
-    assert of(tmp_path, {"a.log": text}).health.world_size == 8
 
 
 def test_a_warning_that_comes_again_after_the_last_step_was_not_survived(tmp_path: Path) -> None:
@@ -190,15 +184,6 @@ def test_times_of_lines(text: str, stamp: datetime | None) -> None:
     assert found == (stamp.timestamp() if stamp else None)
 
 
-def test_a_time_without_a_year_is_put_beside_the_others() -> None:
-    def at(*when: int) -> float:
-        return datetime(*when, tzinfo=UTC).timestamp()  # type: ignore[arg-type]
-
-    assert in_year_of(at(2000, 3, 1, 9), at(2025, 3, 1, 10)) == at(2025, 3, 1, 9)
-    assert in_year_of(at(2000, 12, 31, 23), at(2026, 1, 1, 1)) == at(2025, 12, 31, 23)
-    assert in_year_of(at(2000, 2, 29, 9), at(2025, 3, 1, 1)) == at(2025, 2, 28, 9)
-
-
 def fields(rank: int, host: str, code: int = 1) -> str:
     return (
         f"  time      : 2025-02-04_03:04:05\n  host      : {host}\n  rank      : {rank} (local_rank: 5)\n"
@@ -222,14 +207,6 @@ def test_the_agents_table_names_the_rank_and_only_its_own_lines_count(tmp_path: 
 def ends(*rows: tuple[int, int, float]) -> str:
     failed = [{"rank": r, "host": f"n{r}", "pid": 9 + r, "exitcode": c, "time": t} for r, c, t in rows]
     return json.dumps({"host": "n1", "attempt": 1, "failed": failed}, indent=2)
-
-
-def test_of_ends_that_a_node_noted_the_first_in_time_counts(tmp_path: Path) -> None:
-    """Also where a later one stands above it; those that were stopped afterwards are none."""
-    files = {"n1.exit.json": ends((1, -9, 1.7e9 + 5), (2, -9, 1.7e9), (0, -15, 1.7e9 - 5)), "n1.rank0.log": LOST}
-    assert first(tmp_path, files) == ("host_oom", 2, "n2")
-    nobodys = {"job.out": DEVICE, "n1.exit.json": ends((1, 1, 1.7e9 + 5), (2, 1, 1.7e9), (0, -15, 1.7e9 - 5))}
-    assert first(tmp_path / "nobodys", nobodys) == ("invalid_device", 2, "n2"), "it is of whoever ended first"
 
 
 def test_ranks_that_an_agent_stopped_and_that_saved_have_not_failed(tmp_path: Path) -> None:
@@ -431,14 +408,6 @@ def test_a_rank_that_did_not_report_is_named_with_care(
         files[f"n.rank{r}.log"] += "\n" + watchdog(r, seq=seq)
     files["n.rank0.log"] += "\n" + more
     assert ("collective_mismatch" in ids(of(tmp_path, files))) == named
-
-
-def test_a_gather_tells_how_many_its_group_has(tmp_path: Path) -> None:
-    gathers = "\n".join(watchdog(r, op="_ALLGATHER_BASE", size=10, out=40) for r in (0, 1, 3))
-    finding = of(tmp_path, {"a.log": gathers}).findings[0]
-    assert finding.id == "collective_mismatch"
-    assert "3 of 4 ranks" in finding.cause
-    assert finding.rank is None  # none of those that tell of it
 
 
 def test_advice_on_the_path(tmp_path: Path) -> None:

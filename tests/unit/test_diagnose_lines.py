@@ -105,14 +105,6 @@ def test_a_message_on_two_lines_is_read_as_one(tmp_path: Path, lines: str, kind:
     assert ids(of(tmp_path, lines))[:1] == [kind]
 
 
-def test_a_finished_line_is_not_joined_with_the_next(tmp_path: Path) -> None:
-    found = of(
-        tmp_path,
-        "n1:1:1 [0] misc/x.cc:2 NCCL WARN Retrying.\nCall to ibv_reg_mr failed with error Cannot allocate memory",
-    )
-    assert all("Retrying" not in e.text for f in found.findings for e in f.evidence)
-
-
 XID = "[ 10.5] NVRM: Xid (PCI:0000:c1:00): "
 
 
@@ -171,13 +163,6 @@ def test_an_exception_gets_the_remedy_of_its_family(tmp_path: Path, said: str, t
     error = of(tmp_path, "ValueError: loss is nan at step 5").findings[0]
     assert "not finite" in error.title
     assert "learning rate" in error.fix
-
-
-def test_tear_down_is_only_claimed_where_something_follows(tmp_path: Path) -> None:
-    assert "shutdown" not in of(tmp_path, "KeyError: 'x'").findings[0].cause
-    assert (
-        "shutdown" in of(tmp_path, "KeyError: 'x'\nsrun: error: n1: task 0: Exited with exit code 1").findings[0].cause
-    )
 
 
 def test_an_exception_that_python_ignores_is_none(tmp_path: Path) -> None:

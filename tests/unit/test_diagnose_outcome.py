@@ -10,8 +10,6 @@ import msgspec
 import pytest
 
 from allranks.analysis.diagnose import Diagnosis, diagnose
-from allranks.analysis.diagnose.catalogue import CATALOGUE
-from allranks.analysis.diagnose.records import headline
 from allranks.analysis.diagnose.run_outcome import GENERAL, failure_headline, failure_of
 from allranks.errors import CheckpointError
 from allranks.launch.rank import _record_error
@@ -159,18 +157,6 @@ def test_timeouts_in_different_calls_name_both_lines(tmp_path: Path, calls: tupl
 def test_near_misses(tmp_path: Path, text: str) -> None:
     ids = {f.id for f in read(tmp_path, text).findings}
     assert not ids & {"storage_stalled", "package_lock", "peer_died_first"}
-
-
-def test_a_diagnosis_begins_with_what_where_and_what_to_do(tmp_path: Path) -> None:
-    found = diagnose([run_folder(tmp_path, FULL)])
-    assert found.summary.startswith("A file system is full, rank 0 on host n2. Delete old checkpoints")
-    assert "\n" not in found.summary and len(found.summary) <= 240
-    cut = [
-        entry.id
-        for entry in CATALOGUE.values()
-        if (line := headline(entry.title, "", entry.fix)).count("(") != line.count(")")
-    ]
-    assert not cut
 
 
 def test_evidence_of_memory_has_the_sizes_and_its_tear_down_is_no_cancellation(tmp_path: Path) -> None:

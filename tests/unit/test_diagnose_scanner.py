@@ -57,14 +57,3 @@ def test_the_size_of_blocks_does_not_change_what_is_found(unlike: bool) -> None:
     assert whole.marks.keys() >= {0, 7, 21, 49}
     assert _told(whole) == _told(one)
     assert _told(_scan(lines, 150)) == _told(one)  # many blocks, of which later ones are searched before they are split
-
-
-def test_lines_after_carriage_returns_are_found_in_blocks_of_unlike_lines() -> None:
-    lines = _lines(4, unlike=True)
-    bar = (
-        "  0%|          | 0/9 [00:00<?, ?it/s]\r 50%|#####     | 4/9 [00:01<00:01, 3.9it/s]\r[rank3]: "
-        "NotImplementedError: x"
-    )
-    lines[2000] = bar
-    found = _scan(lines, 150)
-    assert [s.line for s in found.signals if s.owner == "exception" and "NotImplementedError" in s.text] == [2001]

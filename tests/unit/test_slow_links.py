@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.analysis.stragglers import Link, link_message, link_notes, links_of_run
+from allranks.analysis.stragglers import Link, link_message, links_of_run
 from allranks.utils import kernel_counters
 from allranks.utils.kernel_counters import read_tcp_info
 from tests.sampling import examples
@@ -91,18 +91,6 @@ def test_the_only_link_is_not_slow_but_may_be_lossy() -> None:
 def test_a_network_that_is_slow_everywhere_names_no_link() -> None:
     ranks = {r: story(r, counters(f"10.0.0.{(r + 1) % 3}", 100, 9.0)) for r in range(3)}
     assert named(ranks) == []
-
-
-def test_the_message_has_the_evidence() -> None:
-    (link,) = [k for k in links_of_run(ring(busy_s=5.0, resent=2000)) if k.slow]
-    text = link_message(link)
-    assert (
-        "the link from n1 (rank 1) to n2 is slow: 20.0 MB/s, 10.0 times the time per byte of the fastest other "
-        "links, busy 50%"
-    ) in text
-    assert "2.9% of its segments were sent again" in text
-    assert link_notes({"links": [{"host": 3}, 7, {**vars_of(link)}]}) == [text]
-    assert link_notes({"links": 5}) == []
 
 
 def vars_of(link: Link) -> dict[str, Any]:

@@ -23,8 +23,6 @@ from allranks.utils.filesystem import write_error
 from allranks.utils.inputs import STDIN_NAME, read_input
 from allranks.utils.redaction import redact
 
-# ----------------------------------------------------------------------------------------- terminal
-
 # most severe first
 STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 INDENT = 16
@@ -135,8 +133,6 @@ def summary(report: LintReport) -> str:
 def _files(count: int) -> str:
     return f"{count} file{'s' * (count != 1)}"
 
-
-# ----------------------------------------------------------------------------------- GitHub Actions
 
 # https://docs.github.com/actions/reference/workflow-commands-for-github-actions
 GITHUB_LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
