@@ -11,14 +11,11 @@ from typing import Any
 
 import pytest
 
-from allranks.analysis.trace.rank import RankResult, read_rank
 from allranks.errors import SpecError
 from allranks.experiments.compare import (
     add_profiles,
     comparison_request,
     finished_comparison,
-    peak_new_bytes,
-    trace_figures,
     write_comparison,
 )
 from allranks.experiments.conclusions import (
@@ -216,21 +213,6 @@ def write_trace(path: Path) -> None:
     ]  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
-
-
-def test_a_window_is_told_as_the_trace_verb_tells_it(tmp_path: Path) -> None:
-    write_trace(tmp_path / "rank0.json.gz")
-    result = read_rank(tmp_path / "rank0.json.gz")
-    assert isinstance(result, RankResult)
-    found = trace_figures(result)
-    assert found["compute_s"] == pytest.approx(48e-6)
-    assert found["overlapped_comm_s"] == pytest.approx(10e-6)
-    assert found["exposed_comm_s"] == pytest.approx(22e-6)
-    assert found["idle_s"] == pytest.approx(30e-6)
-    assert found["collectives"] == [
-        ("all_reduce", 40, pytest.approx(30e-6))
-    ]  # the loop's own reduction is none of them
-    assert peak_new_bytes(result) == 500
 
 
 def unprofiled(folder: Path, names: tuple[str, ...] = ("simple_ddp", "zero1"), **memory: int) -> dict[str, Any]:

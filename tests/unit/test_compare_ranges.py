@@ -10,19 +10,16 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import pytest
 from rich.console import Console
 from rich.table import Table
 
 from allranks.analysis.trace.rank import RankResult, read_rank
-from allranks.cli.console import narrow_table
 from allranks.experiments.compare import trace_figures, write_comparison
 from allranks.experiments.gates import evaluate_strategies, find_spread
 from allranks.experiments.output import csv_text, file_links, terminal_tables
 from allranks.rundir.paths import RunDir
-from allranks.spec.strategies import REGISTRY
 from tests.unit.test_compare import WINDOW, measured, rank
 
 PARTS = ("step_time_s", "forward_s", "backward_s", "optimizer_s")
@@ -127,25 +124,6 @@ def printed(table: Table, width: int = 80) -> str:
     return console.file.getvalue()
 
 
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0, 3e4])
-def test_tables_fit_a_terminal_of_80_columns(scale: float) -> None:
-    """The longest names, millions of tokens per second, steps of milliseconds to hours, and three digits of MiB."""
-    one = three_repeats(scale)["ranks"]
-    for r in one:
-        v = r["zero1"]["verified"]
-        v["memory"] = {k: n * 11 * 2**20 for k, n in v["memory"].items()}
-        moved = {"kind": "reduce_scatter", "phase": "after_backward", "count": 1234, "bytes": 999 * 2**20}
-        v["expected"], v["measured"] = [moved], [moved]
-        for repeat in r["zero1"]["repeats"]:
-            repeat["tokens"] = [int(4e6 * scale)] * 3
-    names = [name for name in REGISTRY if name != "single"]
-    found = measured([dict.fromkeys(names, r["zero1"]) for r in one], repeats=3)
-    for table, _ in terminal_tables(evaluate_strategies(found), found):
-        narrow, wide = ([line.rstrip() for line in printed(table, w).splitlines()] for w in (80, 200))
-        assert narrow == wide, "\n".join(narrow)
-        assert narrow_table(table, Console(width=80)) == []
-
-
 def test_csv_and_json_have_the_ranges_and_all_earlier_columns(tmp_path: Path) -> None:
     found = three_repeats()
     for r in found["ranks"]:
@@ -199,15 +177,6 @@ class Page(HTMLParser):
 def page_of(root: Path, found: dict[str, Any]) -> str:
     write_comparison(RunDir(root), found)
     return (root / "comparison.html").read_text()
-
-
-def test_the_page_links_what_its_figures_come_from(tmp_path: Path) -> None:
-    (tmp_path / "compare" / "zero1").mkdir(parents=True)
-    (tmp_path / "compare" / "measured.json").write_text("{}")
-    page = Page(page_of(tmp_path, three_repeats()))
-    assert all((tmp_path / unquote(link)).exists() for link in page.links), page.links
-    assert not any(link.startswith(("/", "file:", "http")) for link in page.links)
-    assert {"compare/measured.json", "comparison.json", "comparison.csv", "compare/zero1/"} <= set(page.links)
 
 
 def test_a_name_cannot_lead_out_of_the_page(tmp_path: Path) -> None:

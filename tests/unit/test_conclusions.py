@@ -61,13 +61,6 @@ def test_a_profile_that_contradicts_itself_gives_no_share(exposed: float) -> Non
     assert "exposed" not in said(one)
 
 
-def test_strategies_whose_ranges_overlap_are_not_told_apart() -> None:
-    near, slow = {"median": 990.0, "min": 940.0, "max": 1040.0}, {"median": 1.0, "min": 1.0, "max": 1.0}
-    text = said(row("a"), row("b", tokens_per_s=near), row("c", tokens_per_s=slow))
-    assert "Fastest on 2 ranks on 1 node (cpu): a with 1,000 tokens/s [950 to 1,050]" in text
-    assert "Not distinguishable from it in this measurement: b." in text
-
-
 NUMBER = st.floats(0, 1e9)
 
 

@@ -91,15 +91,6 @@ def test_the_best_stays_and_the_pointer_names_it(tmp_path: Path) -> None:
     assert run.best_checkpoint.read_text() == "step-6\n"
 
 
-def test_without_keep_best_the_oldest_go_and_nothing_is_named(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    for step, loss in ((1, 1.0), (2, 2.0), (3, 3.0)):
-        saved(run, step, loss, keep=2, keep_best=False)
-    assert run.checkpoint_steps() == [2, 3]
-    assert not run.best_checkpoint.exists()
-    assert best_checkpoint(run) == 2  # of those that are there
-
-
 def test_room_is_not_made_from_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunDir(tmp_path)
     for step, loss in ((1, 1.0), (2, 2.0), (3, 3.0)):

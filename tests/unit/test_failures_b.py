@@ -231,13 +231,6 @@ def test_a_line_of_setup_that_fails_is_named(tmp_path: Path, setup: list[str], c
     assert verdict["message"] == f"cluster.setup: `{said}` ended with exit code {code} on the job's first node"
 
 
-def test_setup_whose_conditions_are_false_does_not_fail(tmp_path: Path) -> None:
-    setup = ["false || true", "if false; then exit 1; fi", "export HERE=on"]
-    done = the_batch_script(RunDir(tmp_path), [], {}, setup)
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "on"), done.stderr
-    assert not (RunDir(tmp_path).logs / "driver.json").exists()
-
-
 def test_modules_in_the_wrong_order_are_refused_by_a_real_module_system(tmp_path: Path) -> None:
     """`anaconda` can be seen only once `external` is loaded; neither is a function of the shell at first."""
     home = Path(os.environ.get("MODULESHOME", "/usr/share/modules"))

@@ -157,11 +157,6 @@ def test_a_rank_of_which_nothing_is_known_is_not_held_to_be_elsewhere() -> None:
     assert named(verdict(rank(0), rank(1, stack=[]), rank(2))) == []
 
 
-def test_interpreters_that_are_all_held_tell_nobody_apart() -> None:
-    held = {"stack": READS, "python_silent_s": 9.0}
-    assert named(verdict(rank(0, **held), rank(1, **held))) == []
-
-
 def test_what_else_stands_out_on_a_node_is_noted() -> None:
     def notes(**more: Any) -> list[str]:
         usual = {"node": 0, "host": "n1", "time": 104.0, "ranks": [rank(0)], "load1": 9.0, "cpus": 8}
@@ -356,17 +351,3 @@ def in_function(name: str, line: int) -> list[StackFrame]:
 
 
 SCRIPT: dict[str, Any] = {"phase": "script", "part": "", "step": None, "sequences": {"default_pg": 7}}
-
-
-def test_no_rank_is_named_by_its_function_if_it_may_belong_there() -> None:
-    reduces, gathers, sends = (in_function(n, i) for i, n in enumerate(("all_reduce", "all_gather", "send")))
-    later = SCRIPT | {"sequences": {"default_pg": 6}}
-    for ranks in (
-        [rank(0, stack=reduces, **SCRIPT), rank(1, stack=gathers, **SCRIPT)],
-        [rank(0, stack=reduces, **SCRIPT), rank(1, stack=sends, **SCRIPT), rank(2, stack=reduces, **SCRIPT)],
-        [rank(0, stack=reduces, **SCRIPT), rank(1, stack=gathers, **later), rank(2, stack=reduces, **SCRIPT)],
-    ):
-        found = verdict(*ranks)
-        assert named(found) == [], found.sentence
-        assert "same place" not in found.sentence
-        assert "rank 0 is in /home/u/p.py:0 in <module>" in found.sentence

@@ -18,7 +18,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from allranks.analysis.stacks import blocking_location, main_thread_frames
+from allranks.analysis.stacks import blocking_location
 from allranks.launch.channel_protocol import Orders
 from allranks.launch.monitor import evidence as collect
 from allranks.launch.monitor import hang_watch, procfs
@@ -127,25 +127,6 @@ def test_ranks_that_are_done_and_those_that_wait_for_one_that_died_raise_none(tm
     assert [alarm_at(alone, later_s) for later_s in (99.0, 199.0)] == [None, None]
 
 
-def test_of_the_time_in_which_the_agent_itself_stood_still_nobodys_silence_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watched = watch_of(tmp_path)
-    pulse_of(watched)
-    watched._floor = time.monotonic() + 95.0
-    assert alarm_at(watched, 99.0) is None
-    monkeypatch.setattr(hang_watch, "LOOK_S", 0.01)
-    monkeypatch.setattr(hang_watch, "PAUSED_S", -1.0)  # so that each look comes after a pause
-    ended: list[int] = []
-    paused = watch_of(tmp_path, ended=ended, limits=Limits(step_s=0.05, long_s=0.05))
-    pulse_of(paused)
-    paused.start()
-    paused.join(0.6)
-    assert paused.is_alive()
-    paused.stop()
-    assert ended == []
-
-
 def test_a_users_own_program_raises_its_alarm_once_and_withdraws_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,41 +187,6 @@ def test_on_gpus_a_core_that_waits_for_the_gpu_is_no_progress(
             log.write_text("x" * (later + 1))
         alarms.append(watched.silence(now + later))
     assert any(alarms) is silent
-
-
-SPINNER = """
-import os, sys
-os.environ["LOCAL_RANK"] = "0"
-from pathlib import Path
-from allranks.rundir.heartbeat import heartbeat
-from allranks.rundir.paths import RunDir
-from allranks.train import rank_hooks
-rank_hooks.start_rank_hooks(RunDir(Path(sys.argv[1])), 1, 0)
-heartbeat.phase("build")
-def waits_for_the_gpu():
-    while True:
-        pass
-waits_for_the_gpu()
-"""
-
-
-def test_a_real_process_that_spins_is_silent_on_gpus(tmp_path: Path) -> None:
-    watched = watch_of(tmp_path, device="cuda", limits=Limits(step_s=1.0, long_s=1.5))
-    env = {**os.environ, "ALLRANKS_PULSE": page_paths([watched._on.pages[0]])}
-    spinner = subprocess.Popen([sys.executable, "-c", SPINNER, str(tmp_path)], env=env)
-    try:
-        while not watched.beats():
-            time.sleep(0.05)
-        began, alarm = time.monotonic(), None
-        while alarm is None and time.monotonic() - began < 10.0:
-            alarm = watched.silence(time.monotonic())
-            time.sleep(0.1)
-        state = watched.beats()[0]
-    finally:
-        spinner.kill()
-        spinner.wait()
-    assert state.alive_beats > 2  # its heartbeat thread ran all the time
-    assert alarm is not None and alarm.phase == "build"
 
 
 @pytest.mark.parametrize("by", ["computing", "reading", "nothing"])
@@ -348,21 +294,6 @@ def test_a_users_own_program_is_examined_once_both_nodes_are_silent(
     assert (
         "never joined collective 2 of group default_pg, in which rank 0 waits; its last one is 1" in report["sentence"]
     )
-
-
-def test_ranks_are_ended_only_after_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hang_watch, "VERDICT_S", 1000.0)
-    channel, ended = DeafChannel(), []
-    channel.orders = Orders(collect=ALARM)
-    watched = watch_of(tmp_path, collector=Looker(evidence(0)), channel=channel, ended=ended)
-    thread = threading.Thread(target=watched._examine, args=(ALARM,), daemon=True)
-    thread.start()
-    thread.join(0.5)
-    assert channel.sent
-    assert (thread.is_alive(), ended) == (True, [])
-    channel.orders = Orders(collect=ALARM, end="ranks made no progress")
-    thread.join(20)
-    assert ended == [0]
 
 
 def test_a_record_that_is_too_large_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -536,29 +467,6 @@ def test_what_is_taken_down_of_one_rank(tmp_path: Path) -> None:
     assert msgspec.json.decode(text, type=NodeEvidence).ranks[0].pid == os.getpid()
 
 
-def test_all_ranks_answers_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that has answered does not stand for the others; one that never does is not waited for without end."""
-    pages = {0: HeartbeatPage(), 1: HeartbeatPage()}
-    for page in pages.values():
-        page._map[1024] = 2
-    whole = b'Thread 0x1 (most recent call first):\n  File "<frozen runpy>", line 198 in _run_module_as_main\n'
-    os.write(pages[0].stacks, whole)
-    os.write(pages[1].stacks, whole[:40])  # and there its process lost the core
-
-    def late() -> None:
-        time.sleep(0.7)
-        os.write(pages[1].stacks, whole[40:])
-
-    thread = threading.Thread(target=late)
-    thread.start()
-    monkeypatch.setattr(collect, "ANSWER_S", 30.0)
-    collect._wait_for_answers(pages, {0: 0, 1: 0}, {})
-    assert os.fstat(pages[1].stacks).st_size == len(whole)
-    thread.join()
-    monkeypatch.setattr(collect, "ANSWER_S", 0.1)
-    collect._wait_for_answers(pages, {0: 0, 1: 99}, {})
-
-
 def test_a_rank_that_works_on_its_answer_is_given_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """On an overloaded node the flight recorder's dump takes longer than usual; a rank that is blocked uses no CPU
     time."""
@@ -604,27 +512,6 @@ def test_the_work_of_children_counts() -> None:
             child.kill()
         process.kill()
         process.wait()
-
-
-def test_the_main_thread_is_the_one_that_runs_the_program() -> None:
-    start = '  File "/repo/src/allranks/launch/rank.py", line 40 in main\n'
-    loads = (
-        'Thread 0x01 (most recent call first):\n  File "/home/u/lib.py", line 4 in load\n  File "/home/u/p.py", line 2 '
-        "in <module>\n"
-    )
-    main = f'Thread 0x02 (most recent call first):\n  File "/home/u/rows.py", line 9 in read\n{start}'
-    other = 'Thread 0x03 (most recent call first):\n  File "/home/u/x.py", line 1 in work\n'
-    assert (
-        blocking_location(main_thread_frames(loads + main)) == "/home/u/rows.py:9 in read"
-    )  # faulthandler tells the oldest last
-    assert blocking_location(main_thread_frames(other + other.replace("x.py", "old.py"))) == "/home/u/old.py:1 in work"
-    meter = 'Thread 0x02 (most recent call first):\n  File "/repo/src/allranks/train/step_timers.py", line 9 in inner\n'
-    waits = meter + '  File "/v/torch/distributed/distributed_c10d.py", line 2 in all_reduce\n' + start
-    assert main_thread_frames(waits)[0].function == "all_reduce"
-    ours = 'Thread 0x02 (most recent call first):\n  File "/repo/src/allranks/train/loop.py", line 9 in step\n'
-    assert blocking_location(main_thread_frames(ours + '  File "/home/u/own.py", line 3 in main\n' + start)).startswith(
-        "/home/u/own.py:3"
-    )
 
 
 def test_a_stopped_process_has_no_more_time_in_long_phases(tmp_path: Path) -> None:

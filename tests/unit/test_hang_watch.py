@@ -16,7 +16,7 @@ import pytest
 from allranks.analysis.stacks import blocking_location, main_thread_frames
 from allranks.errors import SpecError
 from allranks.launch.monitor.evidence import EvidenceCollector
-from allranks.launch.monitor.hang_watch import HangMonitor, WatchedNode, only_heartbeats_count, silence_limit_s
+from allranks.launch.monitor.hang_watch import HangMonitor, WatchedNode
 from allranks.planning.planner import limits_of
 from allranks.planning.records import Limits
 from allranks.rundir.files import read_json
@@ -54,30 +54,6 @@ def pair() -> tuple[HeartbeatPage, HeartbeatWriter]:
     return page, pulse
 
 
-def test_the_agent_reads_what_a_rank_says() -> None:
-    page, pulse = pair()
-    assert page.read() is None
-    pulse.phase("train")
-    pulse.step(0)
-    beat = page.read()
-    assert beat is not None
-    assert (beat.phase, beat.step, beat.pid) == ("first step", 0, os.getpid())
-    pulse.step(1)
-    pulse.part("backward")
-    pulse.alive({"default_pg": 7})
-    beat = page.read()
-    assert beat is not None
-    assert (beat.phase, beat.part, beat.step, beat.sequences) == ("train", "backward", 1, {"default_pg": 7})
-    assert beat.alive_at >= beat.at
-    pulse.phase("evaluate")
-    time.sleep(0.2)
-    pulse.phase("train")
-    beat = page.read()
-    assert beat is not None
-    assert beat.phase == "train"
-    assert beat.longest_s < 0.2  # an evaluation is no slow step
-
-
 def test_limits() -> None:
     def of(timeout: int, hang: object = "auto", **more: object) -> Limits | None:
         spec = {
@@ -104,49 +80,6 @@ def test_limits() -> None:
     )  # it sets the timeout of its collectives itself
     assert of(600, 700, **script) == Limits(step_s=700, long_s=2800)
     assert of(600, None, **script) is None
-
-
-def test_a_rank_of_slow_steps_gets_more_time_but_not_for_ever() -> None:
-    page, pulse = pair()
-    limits = Limits(step_s=1.0, long_s=50.0)
-    pulse.phase("train")
-    for step in (0, 1):
-        pulse.step(step)
-    beat = page.read()
-    assert beat is not None
-    assert silence_limit_s(limits, beat) == 1.0
-    time.sleep(0.5)
-    pulse.part("data")
-    beat = page.read()
-    assert beat is not None
-    assert 1.4 < silence_limit_s(limits, beat) < 50
-    assert silence_limit_s(Limits(step_s=1.0, long_s=1.2), beat) == 1.2
-    pulse.part("forward")  # a quick one after it
-    again = page.read()
-    assert again is not None
-    assert again.longest_s == beat.longest_s
-    pulse.phase("save")
-    beat = page.read()
-    assert beat is not None
-    assert silence_limit_s(limits, beat) == 50.0
-
-
-def test_where_only_beats_are_progress() -> None:
-    page, pulse = pair()
-
-    def now() -> bool:
-        beat = page.read()
-        assert beat is not None
-        return only_heartbeats_count(beat)
-
-    for phase in ("start", "build", "evaluate", "script"):
-        pulse.phase(phase)
-        assert not now(), phase
-    pulse.phase("train")
-    assert not now()  # the first step compiles kernels
-    pulse.step(0)
-    pulse.step(1)
-    assert now()
 
 
 def test_a_rank_is_asked_for_its_record_and_answers() -> None:

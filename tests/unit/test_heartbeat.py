@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -59,15 +58,6 @@ def test_torch_may_be_imported_while_the_heartbeat_runs(tmp_path: Path) -> None:
         [sys.executable, "-c", IMPORTS, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.stdout, done.stderr) == ("True True ''\n", "")
-
-
-@pytest.mark.parametrize("has", [[], ["is_initialized"], ["_world"]])
-def test_a_module_that_is_half_imported_has_no_groups(monkeypatch: pytest.MonkeyPatch, has: list[str]) -> None:
-    half = ModuleType("torch.distributed.distributed_c10d")
-    for name in has:
-        setattr(half, name, lambda: True)
-    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", half)
-    assert rank_hooks._sequences() == {}
 
 
 def test_a_failure_of_the_heartbeat_is_on_the_page_until_it_is_over(

@@ -11,21 +11,13 @@ from pathlib import Path
 import pytest
 
 import allranks
-from allranks.launch.launchers import Launcher, get_launcher, launcher_of
+from allranks.launch.launchers import launcher_of
 from allranks.launch.slurm.launcher import SlurmLauncher
 from allranks.rundir.files import write_json
 from allranks.rundir.paths import RunDir
-from allranks.spec.launchers import BUILT_IN, DEFAULT_LAUNCHER, LAUNCHERS, launchers_with
-from allranks.spec.loader import json_schema
-from allranks.spec.records import ClusterSpec
+from allranks.spec.launchers import LAUNCHERS
 
 HEAVY = ["allranks.launch.supervisor", "allranks.launch.channel", "allranks.nodes.slurm", "jinja2", "torch", "asyncio"]
-
-
-def test_every_launcher_that_a_spec_may_name_is_listed() -> None:
-    assert json_schema()["$defs"]["ClusterSpec"]["properties"]["launcher"]["enum"] == list(LAUNCHERS)
-    assert set(BUILT_IN) <= set(LAUNCHERS)
-    assert all(isinstance(get_launcher(name), Launcher) for name in LAUNCHERS)
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
@@ -80,30 +72,3 @@ def test_nothing_compares_a_launcher_with_a_name() -> None:
         for problem in names_compared(file.read_text())
     ]
     assert not found, "\n".join(found)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "spec.cluster.launcher == 'local'",
-        "plan.launcher not in ('slurm', 'hosts')",
-        "row['launcher'] != 'local'",
-        "'slurm' == launcher",
-        "machine == 'slurm'",
-        "{'local': 1, 'slurm': 2}[choices.launcher]",
-        "{'local': 1}.get(launcher)",
-        "launcher.startswith('slurm')",
-        "match cluster.launcher:\n  case 'hosts': pass",
-    ],
-)
-def test_the_check_sees_a_comparison(text: str) -> None:
-    assert list(names_compared(text))
-
-
-def test_each_property_is_one_that_some_launcher_has() -> None:
-    for key in ("runs_here", "uses_slurm", "uses_hosts"):
-        assert launchers_with(**{key: True})
-        assert launchers_with(**{key: False})
-    assert ClusterSpec().launcher == DEFAULT_LAUNCHER
-    assert LAUNCHERS[DEFAULT_LAUNCHER].runs_here
-    assert len({info.machine for info in LAUNCHERS.values()}) == len(LAUNCHERS)

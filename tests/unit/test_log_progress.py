@@ -104,16 +104,6 @@ def test_the_trainers_loss_has_the_step_of_the_bar_after_it_and_no_later_one() -
     assert [(r["step"], r.get("loss")) for r in whole.take()] == [(1, 6.21), (4, 6.2134), (5, None)]
 
 
-def test_every_loss_is_a_record_but_not_thousands_at_once() -> None:
-    reader = LineReader()
-    for step in range(1000):
-        reader.feed(f"iter {step}: loss {step}.5, time 1ms")
-    records = reader.take()
-    assert [r["step"] for r in records] == [*range(log_progress.MAX_LOSSES), 999]
-    assert [r["loss"] for r in records[:2]] == [0.5, 1.5]
-    assert reader.take() == []
-
-
 def test_hostile_output_ends_nothing_and_takes_no_time(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     run.events.mkdir()

@@ -97,14 +97,6 @@ def test_a_run_whose_events_were_removed_but_whose_ranks_all_ended_well_has_succ
     assert note in found.message and note in found.metrics["message"]
 
 
-def test_a_run_of_which_nothing_is_lost_has_no_note(attempt: Attempt) -> None:
-    for rank in (0, 1):
-        attempt.tell(rank, "phase", name="done")
-    found = attempt.conclude(0, WELL)
-    assert (found.status, found.exit_code, found.message) == ("succeeded", 0, "all 2 ranks succeeded")
-    assert "message" not in found.metrics
-
-
 @pytest.mark.parametrize(
     "end",
     [
@@ -135,15 +127,6 @@ def test_an_agent_that_was_killed_after_whose_end_all_ranks_saved_and_stopped_is
     assert (found.status, found.exit_code) == ("stopped", 1)
     assert "stopped after step 6 (the agent on n1 is gone: process 77 was killed)" in found.message
     assert f"Continue with: allranks resume {attempt.run.name}" in found.message
-
-
-def test_a_stop_that_came_when_all_steps_were_done_is_a_success(attempt: Attempt) -> None:
-    """No rank stopped before its last step; a driver that was held back may hear of the request only then."""
-    attempt.saved(6)
-    for rank in (0, 1):
-        attempt.tell(rank, "phase", name="done")
-    found = attempt.conclude(0, msgspec.structs.replace(WELL, stopped="the job was cancelled"))
-    assert (found.status, found.exit_code, found.message) == ("succeeded", 0, "all 2 ranks succeeded")
 
 
 @pytest.mark.parametrize(("free", "told"), [(4096, True), (1 << 30, False)])
@@ -320,14 +303,6 @@ def test_an_error_that_only_the_page_holds_is_found_and_an_echo_there_is_one() -
     only = find_first_failure([echo], [], {})
     assert only is not None
     assert (only.rank, only.echo) == (1, True)
-
-
-def test_an_error_that_an_event_holds_is_not_taken_from_the_page_again() -> None:
-    """The event has the step and whether the error is one of our own."""
-    known = {**error(1, 19.0), "known": True, "exit_code": 3, "step": 5}
-    found = find_first_failure([end_of(1, 3, time=1.0, failure="RuntimeError: bad")], [known], {})
-    assert found is not None
-    assert (found.known, found.exit_code, found.step) == (True, 3, 5)
 
 
 def test_the_text_of_sys_exit_on_the_page_is_no_error_of_its_own() -> None:

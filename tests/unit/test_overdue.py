@@ -64,22 +64,6 @@ def test_what_a_waiting_job_is_said_to_wait_for(run: RunDir) -> None:
         assert job.news() == said
 
 
-def test_a_job_that_goes_on_is_not_overdue(run: RunDir) -> None:
-    assert liveness_problem(run, {}, "RUNNING") == ""
-    assert liveness_problem(run, says("running"), "PENDING") == ""
-    assert liveness_problem(run, says("requeued"), "RUNNING") == ""
-    assert liveness_problem(run, says("requeued"), "COMPLETING") == ""
-    assert liveness_problem(run, says("running"), "COMPLETING") == "", "Slurm may be sending it back to the queue"
-    run.cancelled.touch()
-    assert liveness_problem(run, says("running"), "COMPLETING") == CLEANING
-
-
-@pytest.mark.parametrize("state", ["done", "stopped", "failed", "cancelled"])
-def test_a_driver_that_recorded_the_end_is_not_silent(run: RunDir, state: str) -> None:
-    assert liveness_problem(run, says(state), "RUNNING") == ENDED
-    assert liveness_problem(run, says(state), "COMPLETING") == CLEANING
-
-
 def test_a_hang_is_not_begun_anew_and_other_failures_are_left_to_slurm(run: RunDir) -> None:
     assert liveness_problem(run, says("failed"), "PENDING") == ""
     write_json(run.hang_report(1), {})
@@ -109,19 +93,6 @@ def test_a_driver_whose_beat_stays_the_same_is_silent_and_one_that_beats_is_not(
     assert look("RUNNING") == SILENT
 
 
-@pytest.mark.parametrize("state", ["PENDING", "SUSPENDED", "STOPPED", "COMPLETING", "CONFIGURING", "REQUEUED"])
-def test_a_driver_that_does_not_beat_is_silent_only_while_its_job_runs(run: RunDir, state: str) -> None:
-    now = [0.0]
-    look = DriverLiveness(run, "7", lambda: now[0]).look
-    write_json(run.driver, says("running", beat=3))
-    assert look(state) == ""
-    now[0] += 10000.0
-    assert look(state) == ""
-    assert look("RUNNING") == "", "its time begins when the job runs again"
-    now[0] += LIMITS_S[SILENT] + 1
-    assert look("RUNNING") == SILENT
-
-
 def test_what_lasts_for_too_long_is_told_and_each_change_counts_anew(run: RunDir) -> None:
     now = [0.0]
     look = DriverLiveness(run, "7", lambda: now[0]).look
@@ -137,30 +108,6 @@ def test_what_lasts_for_too_long_is_told_and_each_change_counts_anew(run: RunDir
     assert look("RUNNING") == ENDED
     write_json(run.driver, says("failed", restart=1))
     assert look("RUNNING") == ""
-
-
-def test_a_hang_counts_anew_once_slurm_has_returned_the_job_to_the_queue(run: RunDir) -> None:
-    now = [0.0]
-    look = DriverLiveness(run, "7", lambda: now[0]).look
-    write_json(run.driver, says("failed"))
-    write_json(run.hang_report(1), {})
-    assert look("RUNNING") == ""
-    now[0] += LIMITS_S[ENDED] - 1
-    assert look("PENDING") == ""
-    now[0] += LIMITS_S[ENDED]
-    assert look("PENDING") == ""
-    now[0] += 1
-    assert look("PENDING") == ENDED
-
-
-def test_what_another_job_said_does_not_count(run: RunDir) -> None:
-    now = [0.0]
-    other = DriverLiveness(run, "8", lambda: now[0])
-    write_json(run.driver, says("failed"))
-    other.look("RUNNING")
-    now[0] = 1000.0
-    assert other.look("RUNNING") == ""
-    assert other.driver() == {}
 
 
 # The state of the node as scontrol shows it is part of the question whether it is lost; 127.0.0.1 stands for a node on
@@ -354,15 +301,6 @@ def test_a_pending_job_is_cancelled_at_once_and_a_running_one_is_asked_for_a_che
     assert "scancel --signal=USR1 --batch 7" in answers.called.splitlines()
     assert "scancel 7" not in answers.called.splitlines()
     assert run.cancelled.exists(), "it is not requeued"
-
-
-def test_a_job_that_was_pending_when_slurm_last_answered_is_cancelled(run: RunDir) -> None:
-    answers = Answers(run, job_state="PENDING")
-    job = SlurmJob(run, answers.slurm, "7")
-    assert job.poll() is None
-    answers.change(silent="scontrol*")
-    job.request_stop("interrupted")
-    assert [line for line in answers.called.splitlines() if "scancel" in line] == ["scancel 7"]
 
 
 def test_a_slurm_that_does_not_answer_ends_nothing_and_is_reported_after_a_while(run: RunDir) -> None:

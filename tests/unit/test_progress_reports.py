@@ -52,13 +52,6 @@ def test_a_value_that_is_no_number_is_ignored_with_one_warning(tmp_path: Path, v
     assert [e.get("step") for e in events(path)] == [None]
 
 
-def test_numbers_of_other_libraries_are_numbers(tmp_path: Path) -> None:
-    numpy = pytest.importorskip("numpy")
-    reporter, path = reporter_of(tmp_path)
-    reporter.report(numpy.int64(7), numpy.float32(0.5), numpy.array(12))
-    assert [(e["step"], e["loss"], e["tokens"]) for e in events(path)] == [(7, 0.5, 12)]
-
-
 def test_a_report_is_a_sign_of_life_and_a_forked_process_gives_none(tmp_path: Path) -> None:
     page = HeartbeatPage()
     heartbeat.open(page_paths([page]).partition(":")[0])

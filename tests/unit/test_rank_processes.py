@@ -188,17 +188,3 @@ def test_what_a_rank_leaves_in_its_session_is_ended(
     finally:
         other.kill()
         other.wait()
-
-
-def test_leftovers_that_end_by_themselves_are_not_killed(
-    node: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(processes, "LEFTOVER_GRACE_S", 30.0)
-    late = "import time, pathlib; time.sleep(0.5); pathlib.Path('uploaded').touch()"
-    one = node(READY + f"subprocess.Popen([sys.executable, '-c', {late!r}])\n")
-    one.ends()
-    began = time.monotonic()
-    one.processes.end_leftovers()
-    assert (tmp_path / "uploaded").exists()
-    assert time.monotonic() - began < 30.0

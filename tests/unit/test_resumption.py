@@ -61,14 +61,6 @@ def notes(asked: RunSpec, spec: RunSpec) -> list[str]:
     return resume_notes(asked, asked, spec, planned(spec))
 
 
-def test_another_end_of_a_schedule_is_told() -> None:
-    before, longer = parse_spec(RAW), parse_spec(RAW, ["train.max_steps=20"])
-    (said,) = resume_notes(before, longer, longer, planned(longer))
-    assert "train.schedule linear gives the remaining steps other learning rates" in said
-    before, longer = (parse_spec(RAW, ["train.schedule=constant", *more]) for more in ([], ["train.max_steps=20"]))
-    assert resume_notes(before, longer, longer, planned(longer)) == []
-
-
 def test_nondeterministic_kernels_of_gpus_are_told_with_the_switch() -> None:
     spec = parse_spec(RAW)
     on_gpu = msgspec.structs.replace(planned(spec), device="cuda")

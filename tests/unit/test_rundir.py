@@ -51,36 +51,11 @@ def test_finding_runs(tmp_path: Path) -> None:
         find_run("x" * 300, tmp_path)  # longer than a file's name can be
 
 
-def test_the_latest_is_the_one_made_last_whatever_its_name(tmp_path: Path) -> None:
-    for age, name in enumerate(("alpha", "beta")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "spec.yaml").write_text("{}")
-        os.utime(tmp_path / name / "spec.yaml", (1e9 - age, 1e9 - age))
-    assert find_run("latest", tmp_path).name == "alpha"
-
-
-def test_only_what_is_named_as_the_program_names_it_counts(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    for name in ("step-9", "step-10", "step-11.tmp"):
-        run.checkpoint(0).with_name(name).mkdir(parents=True)
-    run.logs_of(1).mkdir(parents=True)
-    for name in ("n1.rank0.log", "n1.rankx.log", "n1.agent.log"):
-        (run.logs_of(1) / name).write_text("")
-    assert run.checkpoint_steps() == [9, 10]
-    assert list(run.rank_logs(1)) == [0]
-
-
 def test_what_could_not_be_put_in_place_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "x.json").mkdir()
     with pytest.raises(OSError, match=r"x\.json"):
         write_json(tmp_path / "x.json", {})
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
-
-
-def test_json_has_no_nan(tmp_path: Path) -> None:
-    write_json(tmp_path / "x.json", {"a": float("nan"), "b": [float("inf"), 1.5]})
-    assert read_json(tmp_path / "x.json") == {"a": None, "b": [None, 1.5]}
-    assert list(tmp_path.iterdir()) == [tmp_path / "x.json"]
 
 
 def test_events_survive_a_line_cut_by_a_kill(tmp_path: Path) -> None:

@@ -100,17 +100,6 @@ def test_waiting_for_a_process_or_thread_is_no_collective(frame: str) -> None:
     assert not is_collective_stack([frame, "/u/train.py:main"])
 
 
-@pytest.mark.parametrize(
-    "frame",
-    [
-        "/v/lib/python3.11/site-packages/torch/futures/__init__.py:wait", "/u/comm.py:wait",
-        "/v/lib/python3.11/site-packages/deepspeed/runtime/zero/partition_parameters.py:wait",
-    ],
-)  # fmt: skip
-def test_waiting_for_a_handle_is_in_a_collective(frame: str) -> None:
-    assert is_collective_stack([frame, "/u/train.py:main"])
-
-
 def test_the_limit_is_10_times_the_median_interval_of_progress() -> None:
     script = ScriptSilence(Limits(step_s=20.0, long_s=60.0), "cpu")
     for second in range(0, 60, 5):

@@ -13,7 +13,7 @@ import pytest
 
 from allranks.launch.slurm.job import IN_ALLOCATION
 from allranks.launch.slurm.requeue import StopAndRequeue
-from allranks.launch.stop_limit import COMPARISON_S, FACTOR, LEAST_S, STEPS, StopLimit
+from allranks.launch.stop_limit import FACTOR, LEAST_S, STEPS, StopLimit
 from allranks.launch.supervisor import JobEnd
 from allranks.nodes.slurm.answers import JobInfo
 from allranks.planning.planner import make_plan
@@ -52,14 +52,6 @@ def limit_of(tmp_path: Path, events: list[dict[str, Any]], attempt: int = 1) -> 
     run.logs_of(attempt).mkdir(parents=True)
     append(run, events)
     return StopLimit(run, PLAN, LEAST)
-
-
-def test_ranks_of_a_comparison_have_nothing_to_save(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    run.compare.write_text("{}")
-    limit = StopLimit(run, PLAN, 600.0)
-    assert limit.limit_s == COMPARISON_S
-    assert limit.text == "ranks that still run after 3 s are killed"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from allranks.analysis.metrics import (
     wall_time,
     without_repeated_steps,
 )
-from allranks.launch.failure_attribution import RankEnd, find_first_failure, is_peer_error
+from allranks.launch.failure_attribution import RankEnd, is_peer_error
 from allranks.launch.monitor.telemetry import _Rates
 from allranks.planning.planner import make_plan
 from allranks.spec import parse_spec
@@ -267,25 +267,3 @@ def end(rank: int, code: int, time: float) -> RankEnd:
 
 def error(rank: int, message: str, time: float, kind: str = "RuntimeError") -> dict[str, Any]:
     return {"rank": rank, "type": kind, "message": message, "time": time, "echo": is_peer_error(kind, message)}
-
-
-def test_a_killed_rank_is_blamed_before_those_that_only_notice() -> None:
-    echo = error(0, "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1", 1.0)
-    found = find_first_failure([end(0, 1, 1.0), end(1, -9, 2.0)], [echo], {0: 7, 1: 7})
-    assert found is not None
-    assert (found.rank, found.cause, found.step) == (1, "SIGKILL", 7)
-
-
-def test_a_ranks_own_error_is_blamed_before_later_kills() -> None:
-    own = error(2, "shape mismatch", 5.0, "ValueError")
-    echo = error(0, "Connection reset by peer", 4.9)
-    found = find_first_failure([end(0, 1, 4.9), end(1, -9, 4.0), end(2, 1, 5.0)], [echo, own], {})
-    assert found is not None
-    assert (found.rank, found.cause) == (2, "ValueError")
-
-
-def test_ranks_ended_by_the_clean_up_are_not_blamed() -> None:
-    found = find_first_failure([end(0, -15, 1.0), end(1, 7, 2.0)], [], {})
-    assert found is not None
-    assert found.rank == 1
-    assert find_first_failure([], [], {}) is None

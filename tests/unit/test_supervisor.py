@@ -19,7 +19,6 @@ from allranks.launch.supervisor import (
     STOP_GRACE_S,
     JobEnd,
     Supervisor,
-    report_interval_s,
 )
 
 ALARM = HangAlarm(node=1, host="n1", rank=1, phase="train", part="", step=4, since=1.0, time=2.0, limit_s=5.0)
@@ -99,13 +98,6 @@ def test_a_node_that_never_joins_ends_the_run() -> None:
     assert cluster.supervisor.result().not_joined == [1, 2]
 
 
-def test_hand_started_agents_are_waited_for_without_limit() -> None:
-    cluster = Cluster(2, join_s=None)
-    cluster.report(0)
-    cluster.tick()
-    assert not cluster.tick(100 * JOIN_S, heard=[0]).end
-
-
 def test_a_failed_rank_ends_all_agents_and_none_is_lost(two: Cluster) -> None:
     two.report(1, ends=[failed(1)])
     orders = two.tick()
@@ -150,12 +142,6 @@ def test_a_connected_agent_that_reports_nothing_is_stopped_and_its_node_is_not_l
     assert not two.tick(SILENT_S - 1, heard=[0]).stop
     assert two.tick(2, heard=[0]).stop
     assert two.supervisor.lost[0].node == 1
-
-
-def test_an_agent_that_has_ended_may_disappear(two: Cluster) -> None:
-    two.report(1, state=ENDED)
-    two.close(1, CLOSED)
-    assert not two.tick(10 * SILENT_S, heard=[0]).stop
 
 
 def test_an_alarm_is_examined_on_all_nodes_and_judged_once(two: Cluster) -> None:
@@ -207,12 +193,6 @@ def test_a_stop_before_the_start_starts_nothing() -> None:
     cluster.supervisor.stop("the job was cancelled")
     cluster.report(0)
     assert cluster.tick().start is None
-
-
-def test_the_load_of_the_driver_does_not_grow_with_the_number_of_nodes() -> None:
-    rates = {nodes: nodes / report_interval_s(nodes) for nodes in (1, 64, 100, 500, 1000)}
-    assert max(rates.values()) <= 100
-    assert report_interval_s(10_000) <= SILENT_S / 5
 
 
 def test_a_pause_of_the_driver_itself_is_no_silence_of_the_agents(two: Cluster) -> None:
