@@ -111,12 +111,18 @@ def test_a_batch_without_targets_has_loss_0_and_gradients() -> None:
     assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
 
 
-def test_soft_capped_logits_keep_the_usual_way() -> None:
+def test_soft_capped_logits_keep_the_usual_way(small_chunks: None) -> None:
     model = LossModel(model_of("gemma3_text", final_logit_softcapping=20.0), classifier=False)
     assert model._head is None and "more than a factor" in model.whole_logits
     logits, targets = model.token_logits(packed_batch())
     wanted = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")
-    torch.testing.assert_close(model(packed_batch()), wanted)
+    wanted.backward()
+    theirs = gradients(model)
+    model.zero_grad()
+    loss = model(packed_batch())
+    loss.backward()
+    torch.testing.assert_close(loss, wanted)
+    torch.testing.assert_close(gradients(model), theirs)
 
 
 class LiveLogits(TorchDispatchMode):

@@ -24,7 +24,7 @@ from allranks.train.models.weight_loader import (
     unmaterialize,
     unmaterialized_parameter,
 )
-from allranks.train.models.weight_sources import FileSource, conversions_for
+from allranks.train.models.weight_sources import FileSource
 from allranks.train.sync_proof import add_checksums, checksums
 from allranks.utils.safetensors_files import stored_tensors
 from tests.dist.making import build_model
@@ -203,7 +203,7 @@ def test_only_a_classifiers_head_may_be_drawn(tokenizer: Any, tmp_path: Path) ->
     stored = stored_tensors(tmp_path, "x")
     with torch.device("meta"):
         model = BertForMaskedLM(config)
-    source = FileSource(stored, conversions_for(model, stored, torch.float32, "x"), model)
+    source = FileSource(model, stored, torch.float32, "x")
     with pytest.raises(AllranksError, match=r"has cls\.predictions\..* and \d more"):
         require_complete(source, "x", classifier=False)
 

@@ -34,7 +34,6 @@ from allranks.train.models.weight_sources import (
     ModelSource,
     WeightFiles,
     agree,
-    conversions_for,
     describe,
     dtypes_of,
     remember_rules,
@@ -80,8 +79,7 @@ def open_files(
 
     def check() -> tuple[list[str], list[int], WeightFiles | None]:
         stored = stored_tensors(folder_of(spec), spec.name)
-        model = _on_meta(make)
-        opened.append(FileSource(stored, conversions_for(model, stored, dtype, spec.name), model))
+        opened.append(FileSource(_on_meta(make), stored, dtype, spec.name))
         require_complete(opened[0], spec.name, classifier=classifier)
         return opened[0].names, opened[0].rules_used, describe(opened[0]) if world.size > 1 else None
 
@@ -107,11 +105,9 @@ def open_files(
     drawn = drawn if classifier else ()
     if files is None:
         return model, WeightLoader(world, source, drawn=drawn)
-    agreed = agree(world, files)
-    direct = None if agreed.reason else DirectReads(files, dtypes)
-    return model, WeightLoader(
-        world, source, drawn=drawn, direct=direct, why_not_direct=agreed.reason, first_node=agreed.first_node
-    )
+    differ, first_node = agree(world, files)
+    direct = None if differ else DirectReads(files, dtypes)
+    return model, WeightLoader(world, source, drawn=drawn, direct=direct, why_not_direct=differ, first_node=first_node)
 
 
 def _on_meta(make: Make) -> Any:
@@ -133,7 +129,7 @@ def folder_of(spec: ModelSpec) -> Path:
     """
     local = Path(spec.name).expanduser()
     if local.is_dir():
-        return local
+        return local.absolute()
     from huggingface_hub import snapshot_download
 
     try:

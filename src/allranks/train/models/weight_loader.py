@@ -38,7 +38,7 @@ from allranks import errors
 from allranks.errors import AllranksError, EnvironmentNotAble, ProofFailed
 from allranks.train.data.tokenization import first_line
 from allranks.train.distributed import DistContext
-from allranks.train.models.weight_sources import DirectReads, WeightSource, crc_followed_by, xor_over_ranks
+from allranks.train.models.weight_sources import DirectReads, FileSource, ModelSource, crc_followed_by, xor_over_ranks
 from allranks.train.sync_proof import MODULUS, TensorSums, add_checksums, checksums
 
 
@@ -151,7 +151,6 @@ def from_meta(model: Any, given: Iterable[str], dtypes: dict[str, torch.dtype], 
 
 READER = 0
 BUSY_S = 5.0  # interval of the reader's signs of life: far below any timeout of collectives
-_BUSY, _DONE, _RESULT, _ERROR = range(4)
 
 
 def run_on_reader(world: DistContext, action: Callable[[], Any]) -> Any:
@@ -163,47 +162,39 @@ def run_on_reader(world: DistContext, action: Callable[[], Any]) -> Any:
     if world.size == 1:
         return action()
     if world.rank != READER:
-        while int(_word(world, _BUSY)) == _BUSY:
+        while _reader_is_busy(world):
             pass
         return raise_on_all_ranks(world, None)
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(action)
         while not wait([future], BUSY_S).done:
-            _word(world, _BUSY)
-        _word(world, _DONE)
+            _reader_is_busy(world, busy=True)
+        _reader_is_busy(world)
     problem = future.exception()
     return raise_on_all_ranks(world, problem, None if problem else future.result())
+
+
+def _reader_is_busy(world: DistContext, *, busy: bool = False) -> bool:
+    word = torch.tensor(int(busy))
+    dist.broadcast(word, src=READER, group=world.control)
+    return bool(word)
 
 
 def raise_on_all_ranks(world: DistContext, problem: BaseException | None, result: Any = None) -> Any:
     """Return the reader's result on all ranks, or raise its exception on all. Collective; only the reader's arguments
     count."""
-    error = _named(problem)
+    if world.rank != READER:
+        problem = None
+    elif problem is not None and not isinstance(problem, AllranksError):
+        kind = type(problem).__name__
+        problem = EnvironmentNotAble(f"rank {READER}, which reads the model: {kind}: {first_line(problem)}")
+    box: list[Any] = [(result, None if problem is None else (type(problem).__name__, str(problem)))]
     if world.size > 1:
-        told = int(_word(world, _ERROR if error else _DONE if result is None else _RESULT))
-        if told == _DONE:
-            return None
-        box: list[Any] = [result if error is None else (type(error).__name__, str(error))]
         dist.broadcast_object_list(box, src=READER, group=world.control)
-        result = box[0]
-        if told == _ERROR and error is None:
-            kind, text = result
-            error = getattr(errors, kind, EnvironmentNotAble)(text)
-    if error is not None:
-        raise error
+    result, failed = box[0]
+    if problem is not None or failed:
+        raise problem or getattr(errors, failed[0], EnvironmentNotAble)(failed[1])
     return result
-
-
-def _named(problem: BaseException | None) -> AllranksError | None:
-    if problem is None or isinstance(problem, AllranksError):
-        return problem
-    return EnvironmentNotAble(f"rank {READER}, which reads the model: {type(problem).__name__}: {first_line(problem)}")
-
-
-def _word(world: DistContext, value: int) -> torch.Tensor:
-    word = torch.tensor(value)
-    dist.broadcast(word, src=READER, group=world.control)
-    return word
 
 
 NO_SUMS: TensorSums = (0, 0, 0)
@@ -242,27 +233,23 @@ class TransferChecksums:
             ProofFailed: names a parameter that is not held as it was read, or of which a part was not read.
         """
         names = sorted(self._copies)
-        kept = torch.tensor([self._kept[n] for n in names], dtype=torch.int64).view(-1, 3)
-        sent = torch.tensor([self._sent.get(n, NO_SUMS) for n in names], dtype=torch.int64).view(-1, 3)
+        both = [[*self._sent.get(n, NO_SUMS), *self._kept[n]] for n in names]
+        total = torch.tensor(both, dtype=torch.int64).view(-1, 6)
         if world.size > 1:
-            dist.all_reduce(kept, group=world.control)
-            dist.all_reduce(sent, group=world.control)
-        sent[:, 1:] %= MODULUS
-        due = sent * torch.tensor([self._copies[n] for n in names]).view(-1, 1)
-        kept[:, 1:] %= MODULUS
-        due[:, 1:] %= MODULUS
-        whole = [self._elements[n] for n in names]
-        wrong = [
-            n
-            for n, k, d, s, count in zip(names, kept.tolist(), due.tolist(), sent[:, 0].tolist(), whole, strict=True)
-            if k != d or s != count
-        ]
+            dist.all_reduce(total, group=world.control)
+        found, wrong = {}, []
+        for name, (count, plain, weighted, *kept) in zip(names, total.tolist(), strict=True):
+            found[name] = count, plain % MODULUS, weighted % MODULUS
+            due, copies = found[name], self._copies[name]
+            expected = [due[0] * copies, due[1] * copies % MODULUS, due[2] * copies % MODULUS]
+            if [kept[0], kept[1] % MODULUS, kept[2] % MODULUS] != expected or count != self._elements[name]:
+                wrong.append(name)
         if wrong:
             more = f" and {len(wrong) - 1} more tensors" if len(wrong) > 1 else ""
             raise ProofFailed(
                 f"loading: {wrong[0]}{more}: the weights held by the ranks differ from those that {reader} read"
             )
-        return {n: (s[0], s[1], s[2]) for n, s in zip(names, sent.tolist(), strict=True)}
+        return found
 
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -287,7 +274,7 @@ class WeightLoader:
     def __init__(
         self,
         world: DistContext,
-        source: WeightSource | None,
+        source: FileSource | ModelSource | None,
         *,
         drawn: tuple[str, ...] = (),
         direct: DirectReads | None = None,
@@ -407,6 +394,8 @@ class WeightLoader:
             raise ProofFailed(f"loading: {lost[0]} and {len(lost) - 1} more parameters got no weights")
         direct_bytes = self._end_direct_reads()
         source, self._source = self._source, None  # a strategy that loads in parts keeps this loader
+        if source:
+            source.close()
         readers, why = self._who_read()
         return self._digest(readers or f"rank {READER}"), LoadReport(
             how="parts" if self._tally else "whole",
@@ -501,7 +490,9 @@ class WeightLoader:
         """
         if self._direct is None:
             return False
-        reason = needs_whole or self._direct.why_not(self._origins[name])
+        reason = needs_whole
+        if not reason and self._origins[name] not in self._direct:
+            reason = "the files hold them in another layout"
         if not reason and copies > 1 and self._first_node < self._world.size:
             reason = "nodes keep the same weights"
         if reason:
@@ -520,10 +511,10 @@ class WeightLoader:
         assert direct is not None
         summed = name in self._frozen and origin not in self._summed
         if summed:
-            self._summed[origin] = str(direct.dtype(origin)), tuple(shape)
+            self._summed[origin] = str(direct.dtypes[origin]), tuple(shape)
         try:
-            for low, high in direct.ranges(origin, start, start + flat.numel()) if self._problem is None else ():
-                piece = direct.read(origin, low, high)
+            stop = start + flat.numel() if self._problem is None else start
+            for low, high, piece in direct.pieces(origin, start, stop):
                 if summed and counts:
                     crc = zlib.crc32(piece.view(torch.uint8).numpy().data)
                     self._crcs[origin] ^= crc_followed_by(crc, (shape.numel() - high) * piece.itemsize)
@@ -534,28 +525,23 @@ class WeightLoader:
             self._problem = error if isinstance(error, AllranksError) else EnvironmentNotAble(f"{origin}: {error}")
         self._done.add(name)
 
-    def _fail_together(self) -> None:
-        """Raise on all ranks what the lowest rank that could not read has met. Collective."""
-        failed = torch.tensor(int(self._problem is not None))
-        dist.all_reduce(failed, group=self._world.control)
-        if not int(failed):
-            return
-        mine = self._problem and (type(self._problem).__name__, f"rank {self._world.rank}: {self._problem}")
-        every: list[tuple[str, str] | None] = [None] * self._world.size
-        dist.all_gather_object(every, mine, group=self._world.control)
-        kind, text = next(found for found in every if found)
-        raise getattr(errors, kind, EnvironmentNotAble)(text)
-
     def _end_direct_reads(self) -> int:
-        """Close the files, and fail together if a rank could not read. Collective; return the bytes that this rank has
-        read."""
+        """Close the files; raise on all ranks what the lowest rank that could not read has met. Collective.
+
+        Returns:
+            The bytes that this rank has read.
+        """
         if self._direct is None:
             return 0
         try:
             self._direct.close()
         except AllranksError as error:
             self._problem = self._problem or error
-        self._fail_together()
+        mine = self._problem and (type(self._problem).__name__, f"rank {self._world.rank}: {self._problem}")
+        every: list[tuple[str, str] | None] = [None] * self._world.size
+        dist.all_gather_object(every, mine, group=self._world.control)
+        if failed := next((one for one in every if one), None):
+            raise getattr(errors, failed[0], EnvironmentNotAble)(failed[1])
         if self._summed:
             names = sorted(self._summed)
             whole = xor_over_ranks(self._world, [self._crcs[n] for n in names])

@@ -1,18 +1,16 @@
-"""Read safetensors headers, map stored tensors to the model's by transformers' rules, and read them one at a time or as
-ranges.
+"""Map the tensors in safetensors files to the model's by transformers' rules, and read them in full or as ranges.
 
 Names and layouts in files may differ from the model's: experts may be separate in files and one tensor in the model,
 and prefixes may differ. The rules run first on tensors without content, so that names, shapes and dtypes are checked
 before any weight is read.
 
 Ranks read their own parts of the files (`DirectReads`) if all ranks see the same files, of tensors that are stored as
-the model has
-them: rank 0 describes each file by its path, size, time of change, and a hash of its header and of samples of its
-weights, and every
-rank compares this with what it finds under the path. If one rank finds anything else, all ranks receive the weights
-from rank 0. A rank reads ranges of bytes with `pread`, in pieces: a shard is one range. A mapped file would end the
-process with SIGBUS if it were truncated meanwhile; `pread` returns fewer bytes, which becomes an error with the name of
-the file.
+the model has them: rank 0 describes each file by its path, size, time of change, and a hash of its header and of
+samples of its weights, and every rank compares this with what it finds under the path. If one rank finds anything
+else, all ranks receive the weights from rank 0.
+
+Bytes are read with `pread`. A mapped file would end the process with SIGBUS if it were truncated meanwhile; `pread`
+returns fewer bytes, which becomes an error with the name of the file.
 """
 
 from __future__ import annotations
@@ -20,11 +18,11 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -49,10 +47,6 @@ OF_NAME = {
     "BOOL": torch.bool,
 }
 NAME_OF = {dtype: name for name, dtype in OF_NAME.items()}
-
-
-Give = Callable[[str], torch.Tensor]
-MAPPED_BYTES = 64 << 20  # limit of pages that stay mapped after they are read
 PIECE_BYTES = 16 << 20  # read at a time: each rank has one buffer of this size
 SAMPLES, SAMPLE_BYTES = 8, 4096  # of the weights in each file
 CRC_POLYNOMIAL = 0xEDB88320  # of CRC-32, with reversed bits
@@ -71,7 +65,7 @@ class WeightConversion:
         """Names of the stored tensors."""
         return [name for _, name in self.parts]
 
-    def make(self, give: Give, model: Any) -> dict[str, torch.Tensor]:
+    def make(self, give: Callable[[str], torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
         """Return the model's tensors by name; `give` returns the tensor of a stored name."""
         if self.rule is None:
             return {self.first: give(self.parts[0][1])}
@@ -80,53 +74,6 @@ class WeightConversion:
             rule.add_tensor(self.first, name, pattern, lambda name=name: give(name))
         made = rule.convert(self.first, model=model, config=model.config)
         return {n: t[0] if isinstance(t, list) else t for n, t in made.items()}
-
-
-@dataclass(frozen=True)
-class WeightConversions:
-    """Conversions for all tensors of the model.
-
-    Attributes:
-        by_name: conversion of each tensor that the files hold.
-        dtypes: target dtype of each tensor of the model.
-        rules_used: indices of transformers' rules for this model that match a name in the files.
-    """
-
-    by_name: dict[str, WeightConversion]
-    dtypes: dict[str, torch.dtype]
-    rules_used: list[int]
-
-
-def conversions_for(model: Any, stored: Mapping[str, StoredTensor], dtype: torch.dtype, name: str) -> WeightConversions:
-    """Match stored tensors with the model's tensors.
-
-    Args:
-        model: a transformers model; its tensors need no content.
-        name: the model's name in the spec, for messages.
-
-    Raises:
-        SpecError: the shape of a stored tensor differs from the model's config, or its dtype cannot be trained.
-    """
-    wanted = model.state_dict()
-    dtypes = dtypes_of(model, dtype)
-    made: dict[str, WeightConversion] = {}
-    rules = _rules(model)
-    for recipe in _group(model, stored, wanted, rules):
-        for target, tensor in _traced(recipe, model, stored, name).items():
-            if target not in wanted:
-                continue
-            files = f"{stored[recipe.stored[0]].file}: {recipe.stored[0]}" + (
-                f" and {len(recipe.parts) - 1} more" if len(recipe.parts) > 1 else ""
-            )
-            if tensor.shape != wanted[target].shape:
-                raise SpecError(
-                    f"model.name {name}: {files}: gives {target} the shape {tuple(tensor.shape)}, the model's config "
-                    f"requires {tuple(wanted[target].shape)}: config.json does not match the weight files"
-                )
-            for part in recipe.stored:
-                _check_dtype(stored[part], part, dtypes[target], name)
-            made[target] = recipe
-    return WeightConversions(made, dtypes, [i for i, rule in enumerate(rules) if rule.was_used()])
 
 
 def remember_rules(model: Any, used: list[int]) -> None:
@@ -201,82 +148,120 @@ def dtypes_of(model: Any, dtype: torch.dtype) -> dict[str, torch.dtype]:
     }
 
 
-class WeightSource(Protocol):
-    """Provide weights on the CPU. Only the rank that reads has a source."""
+class OpenFiles:
+    """Files from which bytes are read."""
 
-    read_bytes: int
+    def __init__(self) -> None:
+        self.descriptors: dict[Path, int] = {}
+        self.read_bytes = 0
 
-    def take(self, name: str) -> torch.Tensor:
-        """Return a tensor. It may be requested again: PEFT keeps a fully trained module beside its frozen original."""
-        ...
+    def open(self, path: Path) -> int:
+        """Return the descriptor of a file, which stays open."""
+        if path not in self.descriptors:
+            with open_regular(path) as stream:
+                self.descriptors[path] = os.dup(stream.fileno())
+        return self.descriptors[path]
 
-    def forget(self, name: str) -> None:
-        """Release a tensor that will not be requested again."""
-        ...
+    def read(self, entry: StoredTensor, name: str, first: int, into: torch.Tensor) -> None:
+        """Fill a tensor with the elements of a stored tensor from index `first`.
+
+        Raises:
+            EnvironmentNotAble: the file cannot be read, or ends too early.
+        """
+        view, done = into.view(-1).view(torch.uint8).numpy().data, 0
+        try:
+            while done < len(view):
+                at = entry.offset + first * into.itemsize + done
+                count = os.preadv(self.open(entry.file), [view[done:]], at)
+                if count == 0:
+                    raise EnvironmentNotAble(
+                        f"{entry.file}: {name} cannot be read: the file was truncated to {at} bytes or fewer while it "
+                        "was read. Download it again"
+                    )
+                done += count
+        except OSError as error:
+            raise EnvironmentNotAble(f"{entry.file}: {name} cannot be read: {error.strerror}") from None
+        self.read_bytes += len(view)
+
+    def close(self) -> None:
+        while self.descriptors:
+            os.close(self.descriptors.popitem()[1])
 
 
 class FileSource:
-    """Read tensors from safetensors files on demand: pages are mapped, used and released."""
+    """The tensors of a model in its files, read on demand on the CPU.
 
-    def __init__(self, stored: Mapping[str, StoredTensor], recipes: WeightConversions, model: Any) -> None:
-        self.model = model
-        self._stored, self._recipes = stored, recipes
-        self._open: dict[Path, Any] = {}
-        self._since = 0
+    Args:
+        model: a transformers model; its tensors need no content.
+        name: the model's name in the spec, for messages.
+
+    Attributes:
+        by_name: the conversion of each of the model's tensors that the files hold.
+        dtypes: the dtype of each of the model's tensors.
+        rules_used: indices of transformers' rules for this model that match a name in the files.
+
+    Raises:
+        SpecError: the shape of a stored tensor differs from the model's config, or its dtype cannot be trained.
+    """
+
+    def __init__(self, model: Any, stored: Mapping[str, StoredTensor], dtype: torch.dtype, name: str) -> None:
+        self.model, self._stored = model, stored
+        self.folder = next(iter(stored.values())).file.parent
+        self.dtypes = dtypes_of(model, dtype)
+        self.by_name: dict[str, WeightConversion] = {}
+        self._files = OpenFiles()
         self._made: dict[str, torch.Tensor] = {}
-        self.read_bytes = 0
+        wanted, rules = model.state_dict(), _rules(model)
+        for recipe in _group(model, stored, wanted, rules):
+            first = stored[recipe.stored[0]]
+            more = f" and {len(recipe.parts) - 1} more" if len(recipe.parts) > 1 else ""
+            for target, tensor in _traced(recipe, model, stored, name).items():
+                if target not in wanted:
+                    continue
+                if tensor.shape != wanted[target].shape:
+                    raise SpecError(
+                        f"model.name {name}: {first.file}: {recipe.stored[0]}{more}: gives {target} the shape "
+                        f"{tuple(tensor.shape)}, the model's config requires {tuple(wanted[target].shape)}: "
+                        "config.json does not match the weight files"
+                    )
+                for part in recipe.stored:
+                    _check_dtype(stored[part], part, self.dtypes[target], name)
+                self.by_name[target] = recipe
+        self.rules_used = [i for i, rule in enumerate(rules) if rule.was_used()]
 
     @property
     def names(self) -> list[str]:
         """Names of the model's tensors that the files hold."""
-        return sorted(self._recipes.by_name)
+        return sorted(self.by_name)
 
     @property
-    def rules_used(self) -> list[int]:
-        """See `WeightConversions`."""
-        return self._recipes.rules_used
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the files."""
-        return next(iter(self._stored.values())).file.parent
+    def read_bytes(self) -> int:
+        return self._files.read_bytes
 
     def unconverted(self) -> dict[str, StoredTensor]:
         """Return, by name, the model's tensors that are stored as they are, perhaps in another dtype."""
-        recipes = self._recipes.by_name.items()
-        return {name: self._stored[recipe.stored[0]] for name, recipe in recipes if recipe.rule is None}
+        return {name: self._stored[one.stored[0]] for name, one in self.by_name.items() if one.rule is None}
 
     def take(self, name: str) -> torch.Tensor:
+        """Return a tensor. It may be requested again: PEFT keeps a fully trained module beside its frozen original."""
         if name in self._made:
             return self._made.pop(name)
-        recipe = self._recipes.by_name[name]
-        made = recipe.make(lambda part: self._read(part, self._recipes.dtypes[name]), self.model)
-        tensor = made.pop(name).to(self._recipes.dtypes[name])
-        self._made |= {n: t for n, t in made.items() if n in self._recipes.by_name}
-        if self._since > MAPPED_BYTES:
-            self._open.clear()
-            self._since = 0
+        made = self.by_name[name].make(lambda part: self._read(part, self.dtypes[name]), self.model)
+        tensor = made.pop(name).to(self.dtypes[name])
+        self._made |= {n: t for n, t in made.items() if n in self.by_name}
         return tensor
 
     def forget(self, name: str) -> None:
         """Do nothing: no tensor is kept in memory."""
 
+    def close(self) -> None:
+        self._files.close()
+
     def _read(self, part: str, dtype: torch.dtype) -> torch.Tensor:
-        self.read_bytes += self._stored[part].bytes
-        self._since += self._stored[part].bytes
-        tensor = self._tensor(part)
+        entry = self._stored[part]
+        tensor = torch.empty(entry.shape, dtype=OF_NAME[entry.dtype])
+        self._files.read(entry, part, 0, tensor)
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-    def _tensor(self, part: str) -> torch.Tensor:
-        from safetensors import SafetensorError, safe_open
-
-        file = self._stored[part].file
-        try:
-            if file not in self._open:
-                self._open[file] = safe_open(file, framework="pt")
-            return self._open[file].get_tensor(part)
-        except (OSError, SafetensorError) as error:
-            raise EnvironmentNotAble(f"{file}: {part} cannot be read: {first_line(error)}") from None
 
 
 class ModelSource:
@@ -293,6 +278,9 @@ class ModelSource:
         """Free the tensor."""
         del self._tensors[name]
 
+    def close(self) -> None:
+        """Do nothing: no file is open."""
+
 
 @dataclass(frozen=True)
 class FileFacts:
@@ -306,28 +294,10 @@ class FileFacts:
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """The files of a model, and the tensors in them that are stored as the model has them.
+    """The files of a model, and by the model's names the tensors in them that are stored as the model has them."""
 
-    Attributes:
-        places: by the model's names, the index of the file, the offset of the first byte, and the dtype's name in the
-        format.
-    """
-
-    files: list[FileFacts]
-    places: dict[str, tuple[int, int, str]]
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """Whether all ranks see the same files.
-
-    Attributes:
-        reason: why not; empty if they do.
-        first_node: number of ranks on rank 0's node, which are the first ones.
-    """
-
-    reason: str
-    first_node: int
+    facts: dict[Path, FileFacts]
+    stored: dict[str, StoredTensor]
 
 
 def describe(source: FileSource) -> WeightFiles:
@@ -337,116 +307,94 @@ def describe(source: FileSource) -> WeightFiles:
         EnvironmentNotAble: a file cannot be read.
     """
     stored = source.unconverted()
-    paths = sorted({entry.file for entry in stored.values()})
     try:
-        facts = [_facts(path.absolute()) for path in paths]
+        return WeightFiles({path: facts_of(path) for path in sorted({e.file for e in stored.values()})}, stored)
     except OSError as error:
         raise EnvironmentNotAble(f"{error.filename or source.folder}: cannot be read: {error.strerror}") from None
-    index = {path: i for i, path in enumerate(paths)}
-    return WeightFiles(facts, {name: (index[e.file], e.offset, e.dtype) for name, e in stored.items()})
 
 
-def agree(world: DistContext, known: WeightFiles) -> Agreement:
-    """Compare the files that this rank sees with those that rank 0 has described. Collective; all ranks get the same
-    answer."""
-    mine = next((reason for facts in known.files if (reason := difference(facts))), "")
+def agree(world: DistContext, known: WeightFiles) -> tuple[str, int]:
+    """Compare the files that this rank sees with those that rank 0 has described. Collective.
+
+    Returns:
+        Why not all ranks see the same files, empty if they do; and the number of ranks on rank 0's node, which are the
+        first ones.
+    """
+    mine = next((reason for facts in known.facts.values() if (reason := difference(facts))), "")
     every: list[tuple[str, str]] = [("", "")] * world.size
     dist.all_gather_object(every, (mine, world.host), group=world.control)
     others = sum(bool(reason) for reason, _ in every) - 1
     more = f", and {others} more ranks differ from rank 0" if others > 0 else ""
     reason = next((f"rank {r} on {host} {reason}{more}" for r, (reason, host) in enumerate(every) if reason), "")
-    first_node = next((r for r, (_, host) in enumerate(every) if host != every[0][1]), world.size)
-    return Agreement(reason, first_node)
+    return reason, next((r for r, (_, host) in enumerate(every) if host != every[0][1]), world.size)
 
 
 def difference(known: FileFacts) -> str:
     """Return in what a file differs from its description, as the end of a sentence; empty if in nothing."""
     path = known.path
     try:
-        with open_regular(path) as stream:
-            status = os.fstat(stream.fileno())
-            if status.st_size != known.size:
-                return f"finds {status.st_size} bytes in {path}, rank 0 {known.size}"
-            if status.st_mtime_ns != known.changed_ns:
-                return f"finds another time of change of {path} than rank 0"
-            same = _content(stream, known.size) == known.content
+        seen = facts_of(path)
     except FileNotFoundError:
         return f"does not see {path}"
     except OSError as error:
         return f"cannot read {path}: {error.strerror}"
-    return "" if same else f"finds other content in {path} than rank 0"
+    if seen.size != known.size:
+        return f"finds {seen.size} bytes in {path}, rank 0 {known.size}"
+    if seen.changed_ns != known.changed_ns:
+        return f"finds another time of change of {path} than rank 0"
+    return "" if seen == known else f"finds other content in {path} than rank 0"
 
 
-def _facts(path: Path) -> FileFacts:
+def facts_of(path: Path) -> FileFacts:
+    """Look at a file; `FileFacts.content` is of its header and of samples from the first bytes to the last ones."""
     with open_regular(path) as stream:
         status = os.fstat(stream.fileno())
-        return FileFacts(path, status.st_size, status.st_mtime_ns, _content(stream, status.st_size))
-
-
-def _content(stream: BinaryIO, size: int) -> str:
-    """Return the SHA-256 of the header and of samples of the weights."""
-    start = stream.read(8)
-    length = min(int.from_bytes(start, "little"), MAX_HEADER)
-    digest = hashlib.sha256(start + stream.read(length))
-    for i in range(SAMPLES):  # from the first bytes to the last ones
-        stream.seek(8 + length + max(size - 8 - length - SAMPLE_BYTES, 0) * i // (SAMPLES - 1))
-        digest.update(stream.read(SAMPLE_BYTES))
-    return digest.hexdigest()
+        start = stream.read(8)
+        length = min(int.from_bytes(start, "little"), MAX_HEADER)
+        digest = hashlib.sha256(start + stream.read(length))
+        for i in range(SAMPLES):
+            stream.seek(8 + length + max(status.st_size - 8 - length - SAMPLE_BYTES, 0) * i // (SAMPLES - 1))
+            digest.update(stream.read(SAMPLE_BYTES))
+    return FileFacts(path, status.st_size, status.st_mtime_ns, digest.hexdigest())
 
 
 class DirectReads:
-    """Read ranges of the stored tensors of a model."""
+    """Read ranges of the stored tensors of a model; `dtypes` has the dtype by name to which they are converted."""
 
     def __init__(self, known: WeightFiles, dtypes: Mapping[str, torch.dtype]) -> None:
-        """Initialize. `dtypes` has the dtype by name to which `read` converts."""
-        self._known, self._dtypes = known, dtypes
-        self._open: dict[int, int] = {}  # descriptors by the file's index
+        self._known, self.dtypes = known, dtypes
+        self._files = OpenFiles()
         self._buffer: torch.Tensor | None = None
-        self.read_bytes = 0
 
-    def why_not(self, name: str) -> str:
-        """Return why a tensor cannot be read as ranges; empty if it can."""
-        return "" if name in self._known.places else "the files hold them in another layout"
+    @property
+    def read_bytes(self) -> int:
+        return self._files.read_bytes
 
-    def dtype(self, name: str) -> torch.dtype:
-        """Return the dtype of a tensor as `read` returns it."""
-        return self._dtypes[name]
+    def __contains__(self, name: str) -> bool:
+        return name in self._known.stored
 
-    def ranges(self, name: str, start: int, stop: int) -> list[tuple[int, int]]:
-        """Divide the elements from `start` to `stop` of a flattened tensor into ranges for `read`."""
-        step = PIECE_BYTES // OF_NAME[self._known.places[name][2]].itemsize
-        return [(low, min(low + step, stop)) for low in range(start, stop, step)]
-
-    def read(self, name: str, low: int, high: int) -> torch.Tensor:
-        """Return the elements of one range of `ranges`. They are valid until the next range is read.
+    def pieces(self, name: str, start: int, stop: int) -> Iterator[tuple[int, int, torch.Tensor]]:
+        """Yield the elements from `start` to `stop` of a flattened tensor: (first, last + 1, elements), which are valid
+        until the next ones are read.
 
         Raises:
             EnvironmentNotAble: the file cannot be read, ends too early, or was changed since the ranks compared it.
         """
         if self._buffer is None:
             self._buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8)
-        index, offset, stored = self._known.places[name]
-        dtype = OF_NAME[stored]
-        raw = self._buffer[: (high - low) * dtype.itemsize]
-        path, view, done = self._known.files[index].path, raw.numpy().data, 0
-        try:
-            if index not in self._open:
-                with open_regular(path) as stream:
-                    self._open[index] = os.dup(stream.fileno())
-                self._require_unchanged(index)
-            while done < len(view):
-                at = offset + low * dtype.itemsize + done
-                count = os.preadv(self._open[index], [view[done:]], at)
-                if count == 0:
-                    raise EnvironmentNotAble(
-                        f"{path}: {name} cannot be read: the file was truncated to {at} bytes or fewer while it was "
-                        "read. Download it again"
-                    )
-                done += count
-        except OSError as error:
-            raise EnvironmentNotAble(f"{path}: {name} cannot be read: {error.strerror}") from None
-        self.read_bytes += len(view)
-        return raw.view(dtype).to(self._dtypes[name])
+        entry = self._known.stored[name]
+        dtype = OF_NAME[entry.dtype]
+        step = PIECE_BYTES // dtype.itemsize
+        for low in range(start, stop, step):
+            if entry.file not in self._files.descriptors:
+                try:
+                    self._require_unchanged(entry.file, self._files.open(entry.file))
+                except OSError as error:
+                    raise EnvironmentNotAble(f"{entry.file}: {name} cannot be read: {error.strerror}") from None
+            high = min(low + step, stop)
+            raw = self._buffer[: (high - low) * dtype.itemsize].view(dtype)
+            self._files.read(entry, name, low, raw)
+            yield low, high, raw.to(self.dtypes[name])
 
     def close(self) -> None:
         """Close the open files.
@@ -455,18 +403,16 @@ class DirectReads:
             EnvironmentNotAble: one was changed while it was read.
         """
         try:
-            for index in self._open:
-                self._require_unchanged(index)
+            for path, descriptor in self._files.descriptors.items():
+                self._require_unchanged(path, descriptor)
         finally:
-            for descriptor in self._open.values():
-                os.close(descriptor)
-            self._open.clear()
+            self._files.close()
 
-    def _require_unchanged(self, index: int) -> None:
-        known, status = self._known.files[index], os.fstat(self._open[index])
+    def _require_unchanged(self, path: Path, descriptor: int) -> None:
+        known, status = self._known.facts[path], os.fstat(descriptor)
         if (status.st_size, status.st_mtime_ns) != (known.size, known.changed_ns):
             raise EnvironmentNotAble(
-                f"{known.path}: was changed while the model was loaded ({known.size} bytes before, {status.st_size} "
+                f"{path}: was changed while the model was loaded ({known.size} bytes before, {status.st_size} "
                 "now): start the run again when the file is complete"
             )
 
