@@ -5,11 +5,11 @@ Here, the lengths of the rows reach attention instead, through transformers' pub
 `AttentionMaskInterface`: the "mask" of a packed batch is a `RowMask`. Because it is an argument of each block,
 recomputation in backward gets the same one.
 
-On CPUs, each row is computed by itself, by torch's attention kernel or in blocks (`blockwise_attention`). On GPUs, one
-kernel of variable length does (torch's own, else that of flash-attn), else compiled FlexAttention. A GPU kernel is used
-only after a trial on the device whose outputs and gradients equal those of one row at a time; otherwise, the dense mask
-remains, and a remark says why. Whatever has no packed batch as its input (evaluation, generation, training but where
-blocks are faster), or needs another mask than causal or sliding-window attention within rows, is computed by ``sdpa``.
+On CPUs, each row is computed by itself, by torch's attention kernel or in blocks (`blockwise_attention`). On GPUs,
+torch's kernel of variable length does. It is used only after a trial on the device whose outputs and gradients equal
+those of one row at a time; otherwise, the dense mask remains, and a remark says why. Whatever has no packed batch as
+its input (evaluation, generation, training but where blocks are faster), or needs another mask than causal or
+sliding-window attention within rows, is computed by ``sdpa``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from allranks.train.models.attention_in_rows import attention_in_rows, fits, spa
 
 NAME = "allranks_packed"
 """The attention implementation as transformers knows it."""
-FLEX = "flex_attention"
 
 Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "RowMask", float | None], torch.Tensor]
 """(query (B, H, L, D), key and value (B, K, L, D), mask, scale) -> (B, L, H, D)."""
@@ -114,9 +113,10 @@ def use_packed_attention(model: Any, device: torch.device, dtype: torch.dtype) -
         return PackedAttention(True, f"packed rows: {attention} of transformers")
     kernel, used = None, "computed row by row"
     if not why and device.type != "cpu":
-        kernel, used, why = _choose(config, device, dtype)
+        used = "torch.nn.attention.varlen"
+        kernel, why = _gpu_kernel(config, device, dtype)
     if not why:
-        _register(kernel, flex=used == FLEX)
+        _register(kernel)
         base.set_attn_implementation(NAME)
         if base.config._attn_implementation == NAME:
             return PackedAttention(True, f"packed rows: {used}")
@@ -145,17 +145,17 @@ def flash_lengths(model: Any, rows: PackedRows | None) -> dict[str, Any]:
     return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": length, "max_length_k": length}
 
 
-def _register(kernel: Kernel | None, *, flex: bool) -> None:
+def _register(kernel: Kernel | None) -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    from transformers.masking_utils import flex_attention_mask, sdpa_mask
+    from transformers.masking_utils import sdpa_mask
 
     AttentionInterface.register(NAME, partial(_attention, sdpa_attention_forward))
-    AttentionMaskInterface.register(NAME, partial(_mask, sdpa_mask, kernel, flex_attention_mask if flex else None))
+    AttentionMaskInterface.register(NAME, partial(_mask, sdpa_mask, kernel))
 
 
 @torch.compiler.disable()
-def _mask(dense: Callable[..., Any], kernel: Kernel | None, flex: Callable[..., Any] | None, **asked: Any) -> Any:
+def _mask(dense: Callable[..., Any], kernel: Kernel | None, **asked: Any) -> Any:
     """Return the `RowMask` of a packed batch, else the mask of ``sdpa``. Called by transformers for each kind of its
     layers."""
     rows, config, window = _rows, asked["config"], asked.get("local_size")
@@ -171,8 +171,6 @@ def _mask(dense: Callable[..., Any], kernel: Kernel | None, flex: Callable[..., 
     )
     if not ours:
         return dense(**asked)
-    if flex is not None:
-        return flex(**asked)
     assert rows is not None
     for ends in (rows.ends, rows.ends_on_device):  # the number of rows differs between batches: one program for all
         torch._dynamo.maybe_mark_dynamic(ends, 0)  # type: ignore[attr-defined]
@@ -197,16 +195,7 @@ def _attention(
         ends = torch.arange(0, (batch + 1) * length, length)
         attention_mask = RowMask(PackedRows(ends, ends, (batch, length), length), None, None)
     if not isinstance(attention_mask, RowMask):
-        if attention_mask is None or isinstance(attention_mask, torch.Tensor):
-            return sdpa(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
-        from transformers.integrations.flex_attention import flex_attention_forward
-
-        return flex_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
-        )
-    if kwargs.get("position_bias") is not None or kwargs.get("softcap") is not None:
-        mask = dense_mask(attention_mask, query.device)
-        return sdpa(module, query, key, value, mask, dropout=dropout, scaling=scaling, **kwargs)
+        return sdpa(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
@@ -236,16 +225,7 @@ def _whole_in_blocks(
     )
 
 
-def dense_mask(mask: RowMask, device: torch.device) -> torch.Tensor:
-    """Return the boolean mask (B, 1, L, L) that says the same."""
-    batch, length = mask.rows.shape
-    starts = torch.zeros(batch * length, dtype=torch.int64)
-    starts[mask.rows.ends[:-1]] = 1
-    number = starts.cumsum(0).view(batch, 1, length)
-    found = (number.unsqueeze(-1) == number.unsqueeze(-2)).tril()
-    return (found if mask.window is None else found.triu(1 - mask.window)).to(device)
-
-
+@torch.compiler.disable()
 def attention_row_by_row(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -255,13 +235,6 @@ def attention_row_by_row(
     dropout: float = 0.0,
 ) -> torch.Tensor:
     """Compute attention with one call of `scaled_dot_product_attention` per row. See `Kernel`."""
-    return _row_by_row(query, key, value, mask, scale, dropout)
-
-
-@torch.compiler.disable()
-def _row_by_row(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: RowMask, scale: float | None, dropout: float
-) -> torch.Tensor:
     sequences = []
     lengths: list[list[int]] = [[] for _ in range(query.shape[0])]
     for sequence, low, high in spans_of(mask.rows.ends, query.shape[2]):
@@ -316,80 +289,23 @@ def _torch_varlen() -> Kernel:
     return run
 
 
-def _flash_attn() -> Kernel:
-    """Return attention of variable length by flash-attn.
-
-    Raises:
-        ImportError: it is not installed.
-    """
-    varlen: Any = import_module("flash_attn").flash_attn_varlen_func
-
-    def run(query: Any, key: Any, value: Any, mask: RowMask, scale: float | None) -> torch.Tensor:
-        batch, length = mask.rows.shape
-        width = value.shape[-1]
-        ends = mask.rows.ends_on_device
-        out = varlen(
-            _flat(query), _flat(key), _flat(_padded(value, query.shape[-1])), ends, ends, length, length, softmax_scale=scale,
-            causal=True, window_size=((mask.window or 0) - 1, 0),
-        )  # fmt: skip
-        return out.view(batch, length, query.shape[1], -1)[..., :width]
-
-    return run
-
-
 def _padded(value: torch.Tensor, width: int) -> torch.Tensor:
     return value if value.shape[-1] == width else F.pad(value, (0, width - value.shape[-1]))
 
 
-def _flex() -> Kernel:
-    """Return compiled FlexAttention for a trial; in training, transformers' own function calls it.
-
-    Raises:
-        ImportError: this torch or transformers does not have it.
-    """
-    flex: Any = import_module("transformers.integrations.flex_attention").flex_attention_forward
-    masks: Any = import_module("transformers.masking_utils")
-
-    def run(query: Any, key: Any, value: Any, mask: RowMask, scale: float | None) -> torch.Tensor:
-        batch, length = mask.rows.shape
-        number = torch.zeros(batch * length, dtype=torch.int64)
-        number[mask.rows.ends[:-1]] = 1
-        number = number.cumsum(0).view(batch, length).to(query.device)
-
-        def inside(b: Any, h: Any, q: Any, k: Any) -> Any:
-            return (number[b, q] == number[b, k]) & (k <= q) & (k > q - (mask.window or length))
-
-        blocks = masks.flex_attention_mask(batch, length, length, mask_function=inside, device=query.device)
-        return flex(nn.Identity(), query, key, value, blocks, scaling=scale)[0]
-
-    return run
-
-
-def _choose(config: Any, device: torch.device, dtype: torch.dtype) -> tuple[Kernel | None, str, str]:
-    """Return the first kernel that passes its trial, its name, and if there is none the reasons."""
+def _gpu_kernel(config: Any, device: torch.device, dtype: torch.dtype) -> tuple[Kernel | None, str]:
+    """Return torch's kernel of variable length, or why it cannot be used."""
     heads = config.num_attention_heads
     width = getattr(config, "qk_head_dim", None) or getattr(config, "head_dim", None) or config.hidden_size // heads
     shape = heads, getattr(config, "num_key_value_heads", None) or heads, width
-    candidates: tuple[tuple[str, Callable[[], Kernel]], ...] = (
-        ("torch.nn.attention.varlen", _torch_varlen),
-        ("flash_attn", _flash_attn),
-        (FLEX, _flex),
-    )
-    reasons = []
-    for name, make in candidates:
-        if name == FLEX and (getattr(config, "attention_dropout", 0.0) or 0.0) > 0:
-            reasons.append(f"{name}: it has no dropout")
-            continue
-        kernel = None
-        try:
-            kernel = make()
-            why = trial(kernel, device, dtype, *shape, window=getattr(config, "sliding_window", None) is not None)
-        except Exception as error:  # noqa: BLE001 - a kernel that this GPU or installation does not support, whatever it raises
-            why = f"{type(error).__name__}: {first_line(error)[:200]}"
-        if not why:
-            return (None if name == FLEX else kernel), name, ""
-        reasons.append(f"{name}: {why}")
-    return None, "", "; ".join(reasons)
+    try:
+        kernel = _torch_varlen()
+        why = trial(kernel, device, dtype, *shape, window=getattr(config, "sliding_window", None) is not None)
+    except Exception as error:  # noqa: BLE001 - a kernel that this GPU or torch does not support, whatever it raises
+        kernel, why = None, f"{type(error).__name__}: {first_line(error)[:200]}"
+    if not why:
+        return kernel, ""
+    return None, f"torch.nn.attention.varlen: {why}; model.attention: flex_attention needs no such mask, either"
 
 
 TRIAL_LENGTHS = (37, 64, 27, 100, 28)  # of rows in two sequences of 128 tokens
