@@ -193,24 +193,24 @@ def plant(what: str | None, world: DistContext) -> None:
 
         filling.WeightLoader._read_part = unkept  # type: ignore[method-assign]
     if what == "unread":  # no rank reads the last element of its part of a parameter
-        ranges = weight_sources.DirectReads.ranges
+        pieces = weight_sources.DirectReads.pieces
 
         def fewer(self: Any, name: str, start: int, stop: int) -> Any:
-            return ranges(self, name, start, stop - ("gate_proj" in name))
+            return pieces(self, name, start, stop - ("gate_proj" in name))
 
-        weight_sources.DirectReads.ranges = fewer  # type: ignore[method-assign]
+        weight_sources.DirectReads.pieces = fewer  # type: ignore[method-assign]
     if what in ("unreadable", "killed"):  # after some tensors the file cannot be read; or the reader is no more
-        read, seen = weight_sources.FileSource._tensor, []
+        read, seen = weight_sources.FileSource._read, []
 
-        def tensor(self: Any, part: str) -> torch.Tensor:
+        def tensor(self: Any, part: str, dtype: torch.dtype) -> torch.Tensor:
             seen.append(part)
             if len(seen) > 5:
                 if what == "killed":
                     os.kill(os.getpid(), signal.SIGKILL)
                 raise OSError(5, "Input/output error", str(self._stored[part].file))
-            return read(self, part)
+            return read(self, part, dtype)
 
-        weight_sources.FileSource._tensor = tensor  # type: ignore[method-assign]
+        weight_sources.FileSource._read = tensor  # type: ignore[method-assign]
 
 
 def refusal(world: DistContext, args: dict[str, Any]) -> Any:
