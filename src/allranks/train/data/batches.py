@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -79,14 +79,12 @@ class SampleOrder:
         Args:
             max_steps: look at this many steps at most.
         """
-        size, batch = self._batch.global_batch_size, self._batch
+        size = self._batch.global_batch_size
         found = []
         for step in range(min(math.ceil(self.n / size), max_steps or self.n)):
             rows = np.concatenate(self.micro_batches(step))
-            if (step + 1) * size > self.n:  # the last batch is filled from the next epoch
-                cells = np.arange(step * size, (step + 1) * size).reshape(batch.grad_accum, self._world, -1)
-                rows = rows[cells[:, self._rank].ravel() < self.n]
-            found.append(rows)
+            places = np.arange(step * size, (step + 1) * size).reshape(self._batch.grad_accum, self._world, -1)
+            found.append(rows[places[:, self._rank].ravel() < self.n])  # the last batch is filled from the next epoch
         return np.concatenate(found)
 
     def positions_in(self, max_steps: int) -> int:
@@ -99,10 +97,7 @@ class SampleOrder:
 
 
 def rows_checksum(rows: Sequence[int] | Rows) -> int:
-    """Return a 32-bit checksum of row numbers in any order, each as often as it occurs.
-
-    The checksums of several ranks add up (modulo 2^32) to that of all their rows.
-    """
+    """Return a checksum of row numbers in any order; those of several ranks add up (modulo 2^32) to that of all rows."""
     words = np.asarray(rows, np.uint64) + np.uint64(0x9E3779B97F4A7C15)  # splitmix64, so that no two sets have one sum
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -114,8 +109,11 @@ def steps_of_epochs(n: int, epochs: float, global_batch_size: int) -> int:
     return max(1, math.ceil(epochs * n / global_batch_size))
 
 
-def _to_device(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.pin_memory().to(device, non_blocking=True)
+def _on_device(batch: Any, device: torch.device) -> Any:
+    """Return a batch with its tensors on a device; copies are asynchronous."""
+    if device.type == "cpu":
+        return batch
+    return batch.map_tensors(lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
 
 
 @dataclass(frozen=True)
@@ -213,8 +211,7 @@ class Batch:
         )
 
     def to(self, device: torch.device) -> Batch:
-        """Return the batch on a device; copies are asynchronous."""
-        return self if device.type == "cpu" else self.map_tensors(partial(_to_device, device))
+        return _on_device(self, device)
 
 
 def collate(tokens: TokenSet, sequences: Rows, pad_id: int, pad_to: int | None) -> Batch:
@@ -306,8 +303,7 @@ class NoiseBatch:
         return replace(self, inputs=function(self.inputs), targets=function(self.targets))
 
     def to(self, device: torch.device) -> NoiseBatch:
-        """Return the batch on a device; copies are asynchronous."""
-        return self if device.type == "cpu" else self.map_tensors(partial(_to_device, device))
+        return _on_device(self, device)
 
 
 class NoTokenizer:
@@ -346,15 +342,9 @@ def prepared_noise(data: DataSpec, evaluation: EvalSpec) -> PreparedData:
         rows=rows,
         rows_train=len(train),
         rows_eval=held,
-        rows_truncated=0,
-        rows_without_target=0,
-        tokens_cut=0,
         sequences=len(train),
         tokens_real=len(train),
         tokens_trained=len(train),
-        fill=1.0,
-        vocab_size=0,
-        labels={},
     )
     return PreparedData(
         train=train,
@@ -369,17 +359,6 @@ def prepared_noise(data: DataSpec, evaluation: EvalSpec) -> PreparedData:
 
 def _numbered(first: int, last: int) -> TokenSet:
     """Return rows first to last (exclusive): no tokens, and the row number as label."""
-    n = last - first
-    each: Any = np.arange(n, dtype=np.int64)
-    ends: Any = np.arange(n + 1, dtype=np.int64)
-    ones: Any = np.ones(n, np.int64)
-    return TokenSet(
-        ids=np.zeros(0, np.int32),
-        mask=np.zeros(0, np.uint8),
-        offsets=ends,
-        pack_offsets=ends,
-        pack_rows=each,
-        labels=each + first,
-        real=ones,
-        trained=ones,
-    )
+    each, ends, ones = np.arange(last - first), np.arange(last - first + 1), np.ones(last - first, np.int64)
+    none = np.zeros(0, np.int32), np.zeros(0, np.uint8)
+    return TokenSet(*none, ends, ends, pack_rows=each, labels=each + first, real=ones, trained=ones)

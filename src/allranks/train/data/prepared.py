@@ -228,15 +228,15 @@ class DataFacts(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     rows_train: int
     rows_eval: int
-    rows_truncated: int
-    rows_without_target: int
-    tokens_cut: int
+    rows_truncated: int = 0
+    rows_without_target: int = 0
+    tokens_cut: int = 0
     sequences: int
     tokens_real: int
     tokens_trained: int
-    fill: float
-    vocab_size: int
-    labels: dict[str, int]
+    fill: float = 1.0
+    vocab_size: int = 0
+    labels: dict[str, int] = {}
     rows_empty: int = 0
     """Rows left out because they have no trained token: no response, or no text."""
     rows_eval_truncated: int = 0
@@ -411,11 +411,12 @@ def _questions(held_out: list[Example], tokenizer: Any | None) -> list[dict[str,
     writer = ChatWriter(tokenizer) if tokenizer is not None else None
     found = []
     for example in held_out:
-        if writer is not None and example.messages and example.answer is not None:
+        if example.answer is None:
+            continue
+        prompt = example.prompt
+        if writer is not None and example.messages:
             prompt = writer.prompt(example.messages[:-1], example.tools, example.place)
-        else:
-            prompt = example.prompt
-        if example.answer is not None and prompt:
+        if prompt:
             found.append({"prompt": prompt, "answer": example.answer})
     return found
 
@@ -423,15 +424,12 @@ def _questions(held_out: list[Example], tokenizer: Any | None) -> list[dict[str,
 def _split_chats(encoded: list[EncodedRow]) -> list[str]:
     """Return a sentence if chats are several training rows."""
     rows = [count for count in Counter(row.example for row in encoded).values() if count > 1]
-    return (
-        [
-            f"{len(rows)} chats are {sum(rows)} rows: the chat template writes earlier replies differently once "
-            "messages follow (without their reasoning, for example), and each reply is trained as the model writes "
-            "it, after the text that the model then reads"
-        ]
-        if rows
-        else []
-    )
+    if not rows:
+        return []
+    return [
+        f"{len(rows)} chats are {sum(rows)} rows: the chat template writes earlier replies differently once messages "
+        "follow, and each reply is trained after the text that the model then reads"
+    ]
 
 
 def data_warnings(facts: DataFacts, max_length: int) -> list[str]:
@@ -455,12 +453,8 @@ def data_warnings(facts: DataFacts, max_length: int) -> list[str]:
 def identical_rows(train: Sequence[Example]) -> list[int]:
     """Return the positions of rows that are identical to an earlier row; a row that a mixture repeats is one row."""
     seen: dict[bytes, tuple[str, int]] = {}
-    found = []
-    for position, example in enumerate(train):
-        row = (example.source, example.row)
-        if seen.setdefault(_text_of(example), row) != row:
-            found.append(position)
-    return found
+    rows = [(example.source, example.row) for example in train]
+    return [i for i, row in enumerate(rows) if seen.setdefault(_text_of(train[i]), row) != row]
 
 
 def _text_of(example: Example) -> bytes:
