@@ -15,7 +15,7 @@ from allranks.train.models.attention_in_rows import attention_in_rows
 from allranks.train.models.losses import LossModel
 from allranks.train.models.packed_attention import RowMask, use_packed_attention
 from allranks.train.tasks import whole_model
-from tests.unit.test_packed_attention import gradients, model_of, packed_batch, single
+from tests.unit.test_packed_attention import dense_mask, gradients, model_of, packed_batch, single
 from tests.unit.test_reference_rows import prepared
 
 FIRST = blockwise_attention.LENGTHS.start
@@ -71,14 +71,6 @@ def test_large_scores_do_not_overflow() -> None:
         torch.testing.assert_close(mine, its[0], rtol=1e-3, atol=1e-2)
 
 
-def test_memory_of_a_part_is_bounded() -> None:
-    """It grows with the length, not with its square, and with many heads not beyond the limit."""
-    for heads, group, length in ((32, 1, 1024), (8, 4, 2048), (1, 8, 512)):
-        (matrix,) = blockwise_attention._Matrices(1, heads, group, length)._memory
-        least = group * blockwise_attention.BLOCK_TOKENS * length
-        assert matrix.numel() <= max(least, blockwise_attention.MATRIX_ELEMENTS)
-
-
 def test_memory_is_used_again_also_after_inference() -> None:
     """New memory for each call fragments the heap; what is made in inference mode could not be written to outside of
     it."""
@@ -119,7 +111,7 @@ def test_rows_in_blocks_and_by_torch_stand_side_by_side(window: int | None, monk
     given = drawn(4, 2, FIRST + 26, batch=2)
     mask = RowMask(packed_rows(lengths, FIRST + 26), window, None)
     found = attention(given, mask)
-    dense = packed_attention.dense_mask(mask, torch.device("cpu"))
+    dense = dense_mask(mask, torch.device("cpu"))
     leaves = [t.double().requires_grad_() for t in given[:3]]
     keys, values = (t.repeat_interleave(2, 1) for t in leaves[1:])
     out = F.scaled_dot_product_attention(leaves[0], keys, values, dense)

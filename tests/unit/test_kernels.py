@@ -84,35 +84,6 @@ def test_lora_uses_it_and_saves_as_before() -> None:
     assert not any(type(m) is torch.nn.Dropout and m.p > 0 for m in model.modules())
 
 
-def test_the_fused_forward_is_pefts_own_up_to_rounding() -> None:
-    from allranks.train.models.lora import fuse_lora
-    from tests.unit.test_model import model_of, train_tokenizer
-
-    tokenizer = train_tokenizer(["a b"], 300, classifier=False)
-    spec = AdapterSpec(type="lora", r=4, alpha=16, targets=["q_proj", "down_proj"])
-    model = add_adapter(model_of("llama", tokenizer), spec, classifier=False, base="b", seed=1).train()
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.3)
-    ids = torch.arange(10, 40).reshape(2, 15)
-    found = []
-    for fused in (True, False):
-        for module in model.modules():
-            if "forward" in vars(module):
-                del module.forward
-        assert not fused or fuse_lora(model) == 4
-        model.zero_grad()
-        loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        found.append([loss, *(p.grad for p in model.parameters() if p.requires_grad)])
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
-    fuse_lora(model)
-    with torch.no_grad(), model.disable_adapter():
-        off = model(ids).logits
-    assert not torch.allclose(off, model(ids).logits)
-
-
 def test_hooks_on_the_layers_within_are_called() -> None:
     """DeepSpeed's stage 3 gathers a layer's weights in them."""
     from tests.unit.test_model import model_of, train_tokenizer
