@@ -151,6 +151,21 @@ def test_what_the_tokenizer_writes_before_a_text_is_written_once(tokenizer: Any)
     assert encode_prompt(tokenizer, "hello") == tokenizer("hello")["input_ids"]
 
 
+def test_chat_trains_assistant_turns_only(tokenizer: Any) -> None:
+    messages = [
+        {"role": r, "content": c}
+        for r, c in (("user", "one?"), ("assistant", "1"), ("user", "two?"), ("assistant", "2"))
+    ]
+    (row,) = encode_text(render([{"messages": messages}]), tokenizer, max_length=512, mask_prompt=True)
+    trained = text_of(tokenizer, row, trained=True)
+    assert trained == "1</s>2</s>"
+    assert "two?" in text_of(tokenizer, row, trained=False)
+    with pytest.raises(DataError, match="without an assistant"):
+        encode_text(render([{"messages": messages[:1]}]), tokenizer, max_length=512, mask_prompt=True)
+    with pytest.raises(DataError, match="'role'"):
+        render([{"messages": [{"content": "x"}]}])
+
+
 def test_cut_rows_are_counted(tokenizer: Any) -> None:
     whole = encode_text(render(ALPACA), tokenizer, max_length=None, mask_prompt=True)[0]
     cut = encode_text(render(ALPACA), tokenizer, max_length=5, mask_prompt=True)[0]
