@@ -76,16 +76,28 @@ def load_tokenizer(name: str, revision: str | None) -> Any:
     return tokenizer
 
 
-def head_classes(name: str, revision: str | None) -> list[str]:
-    """Return the names of the classes of a trained classifier, in their order; none if the model has no classifier
-    yet."""
+def load_config(name: str, revision: str | None, **more: Any) -> Any:
+    """Load the config of a hub model or a local folder.
+
+    Raises:
+        EnvironmentNotAble: it cannot be loaded.
+    """
     from transformers import AutoConfig
 
     folder = Path(name).expanduser()
     try:
-        config: Any = AutoConfig.from_pretrained(str(folder) if folder.is_dir() else name, revision=revision)
+        return AutoConfig.from_pretrained(str(folder) if folder.is_dir() else name, revision=revision, **more)
     except (OSError, ValueError, KeyError) as error:
-        raise EnvironmentNotAble(f"model.name {name}: its config.json cannot be loaded: {first_line(error)}") from None
+        raise EnvironmentNotAble(
+            f"model.name {name}: is not a local folder and cannot be loaded from the hub: {first_line(error)}; "
+            "check the name, set HF_TOKEN for a gated model, or give a local folder"
+        ) from None
+
+
+def head_classes(name: str, revision: str | None) -> list[str]:
+    """Return the names of the classes of a trained classifier, in their order; none if the model has no classifier
+    yet."""
+    config = load_config(name, revision)
     if "SequenceClassification" not in (getattr(config, "architectures", None) or [""])[0]:
         return []
     return [str(config.id2label[number]) for number in sorted(config.id2label)]

@@ -23,7 +23,7 @@ from allranks.spec.models import (
     tiny_family,
 )
 from allranks.spec.records import ModelSpec, RunSpec
-from allranks.train.data.tokenization import first_line
+from allranks.train.data.tokenization import first_line, load_config
 from allranks.train.distributed import DistContext
 from allranks.train.models.moe import keep_routers_in_float32
 from allranks.train.models.precision import DTYPES
@@ -188,9 +188,8 @@ def tiny_config(name: str, overrides: dict[str, Any], tokenizer: Any, labels: in
             known = [*values, *(k for k in vars(plain) if not k.startswith("_"))]
             raise SpecError(f"model.config.{key}: {model_type} has no such setting{did_you_mean(key, known)}")
     values = {**values, **overrides}
-    values["vocab_size"] = max(
-        len(tokenizer), overrides.get("vocab_size", 0)
-    )  # few texts may not give that many tokens
+    # few texts may not give that many tokens
+    values["vocab_size"] = max(len(tokenizer), overrides.get("vocab_size", 0))
     if labels:
         values["num_labels"] = labels
     try:
@@ -215,7 +214,8 @@ def is_classifier(spec: RunSpec) -> bool:
     assert model is not None
     if model.name.startswith("tiny:"):
         return tiny_family(model.name) in TINY_ENCODERS
-    config = _hub_config(model).to_dict()
+    check_model_folder(model.name)
+    config = load_config(model.name, model.revision).to_dict()
     from transformers.models.auto import modeling_auto
 
     types = TaskTypes(
@@ -227,22 +227,6 @@ def is_classifier(spec: RunSpec) -> bool:
     classifier = model_task(config, types, where) == "classification"
     require_architecture(config, spec, where, classifier=classifier)  # the launcher may not have had the config
     return classifier
-
-
-def _hub_config(model: ModelSpec) -> Any:
-    from transformers import AutoConfig
-
-    check_model_folder(model.name)
-    try:
-        return AutoConfig.from_pretrained(
-            local_name(model),
-            revision=model.revision,
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise EnvironmentNotAble(
-            f"model.name {model.name}: is not a local folder and cannot be loaded from the hub: {first_line(error)}; "
-            "check the name, set HF_TOKEN for a gated model, or give a local folder"
-        ) from None
 
 
 def load_model(
@@ -265,7 +249,7 @@ def load_model(
         DataError: the tokenizer has more tokens than the model.
         EnvironmentNotAble: files are missing, truncated or damaged.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     kind = AutoModelForSequenceClassification if labels else AutoModelForCausalLM
     tiny = spec.name.startswith("tiny:")
@@ -273,12 +257,10 @@ def load_model(
     def make() -> Any:
         if tiny:
             config = tiny_config(spec.name, spec.config, tokenizer, len(labels))
-            if labels:
-                config.id2label, config.label2id = {n: value for value, n in labels.items()}, dict(labels)
         else:
-            named = {"id2label": {n: value for value, n in labels.items()}, "label2id": dict(labels)}
-            heads = {"num_labels": len(labels), **named}
-            config = AutoConfig.from_pretrained(local_name(spec), revision=spec.revision, **(heads if labels else {}))
+            config = load_config(spec.name, spec.revision, **({"num_labels": len(labels)} if labels else {}))
+        if labels:
+            config.id2label, config.label2id = {n: value for value, n in labels.items()}, dict(labels)
         torch.manual_seed(seed)
         try:
             return _configured(
@@ -293,19 +275,13 @@ def load_model(
 
 
 def _configured(model: Any, spec: ModelSpec, tokenizer: Any) -> Any:
-    if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
+    words = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > words:
         raise DataError(
-            f"model.name {spec.name}: the tokenizer has {len(tokenizer)} tokens, but the model only "
-            f"{model.get_input_embeddings().weight.shape[0]}"
+            f"model.name {spec.name}: the tokenizer has {len(tokenizer)} tokens, but the model only {words}"
         )
     keep_routers_in_float32(model)
     model.config.use_cache = False
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id
     return model
-
-
-def local_name(spec: ModelSpec) -> str:
-    """Return a folder's path with ``~`` expanded; a hub name unchanged."""
-    folder = Path(spec.name).expanduser()
-    return str(folder) if folder.is_dir() else spec.name
