@@ -95,7 +95,7 @@ def figures_table(test: TestResult) -> Table:
 def _table(columns: tuple[str, ...], rows: list[list[str]]) -> Table:
     table = Table(show_edge=False, pad_edge=False)
     for name in columns:
-        table.add_column(name, justify="right" if name in NUMBERS else "left", overflow="fold")
+        table.add_column(name, justify="right" if name in NUMBERS else "left", no_wrap=name == "test", overflow="fold")
     for row in rows:
         colours = (MARKS[text][1] if text in (PASSED, FAILED) else "" for text in row)
         table.add_row(*(f"[{c}]{text}[/{c}]" if c else escape(text) for c, text in zip(colours, row, strict=True)))
