@@ -76,7 +76,7 @@ def measured(ranks: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
         "grad_accum": 1, "global_batch_size": 2, "steps": 3, "warmup_steps": 2, "verify_steps": 6, "repeats": 1, "reference_s": 1.0,
         "negative_control": {"error": 0.5, "ranks_differ": 0.1}, "ranks": ranks, "uneven_accum": 3, "uneven_clip_norm": 0.02,
         "references": {
-            kind: {"spread": NEAR, "norms": [1.0] * steps, "planned": [[STEP] * steps] * 2}
+            kind: {"problem": None, "spread": NEAR, "norms": [1.0] * steps, "planned": [[STEP] * steps] * 2}
             for kind, steps in (("verified", 6), ("uneven", 5), ("timed", 5))
         },
         **changes,
@@ -159,6 +159,7 @@ def test_limits_follow_from_the_distance_of_two_honest_trainings() -> None:
         ("verified", {"spread": {**NEAR, "error": 2e-3}}, "nothing can be proved"),
         ("timed", {"spread": {**NEAR, "error": None}}, "nothing can be proved"),
         ("uneven", {"norms": [1.0, 0.03]}, "does not clip"),
+        ("verified", {"problem": "sequence 3 was prepared with other tokens"}, "not those of the spec: sequence 3"),
     ],
 )
 def test_a_reference_that_proves_nothing_shuts_every_row(kind: str, changes: dict[str, Any], words: str) -> None:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -22,6 +23,7 @@ from allranks.train.benchmark.reference import (
     Variant,
     plain_module,
     plain_rate,
+    plain_sequences,
     without_random_numbers,
 )
 from allranks.train.data.batches import SampleOrder
@@ -30,11 +32,43 @@ from allranks.train.loop import learning_rate
 from allranks.train.models import adapters
 from allranks.train.tasks import task_of, whole_model
 
+DATA: dict[str, dict[str, Any]] = {
+    "isolated": {"data": {"source": "builtin:instructions", "subset": 90, "max_length": 80}},
+    "wrapped": {"data": {"source": "builtin:instructions", "subset": 90, "max_length": 80, "packing": "wrapped"}},
+    "none": {"data": {"source": "builtin:reviews", "max_length": 40, "packing": "none", "template": "text", "subset": 90}},
+    "whole": {"data": {"source": "builtin:instructions", "subset": 90, "max_length": 80, "mask_prompt": False}},
+    "labels": {"data": {"source": "builtin:news", "subset": 90, "max_length": 40}, "model": {"name": "tiny:bert"}},
+    "no held-out rows": {"data": {"source": "builtin:instructions", "max_length": 80, "eval_fraction": 0.0, "seed": 3}},
+    "noise": {"data": {"source": "builtin:noise", "subset": 30}, "model": {"name": "mlp:8x2"}},
+}  # fmt: skip
+
 
 def prepared(tmp_path: Path, more: dict[str, Any]) -> tuple[Any, Any, PreparedData]:
     spec = parse_spec({"model": {"name": "tiny:llama"}, **more})
     task = task_of(spec)
     return spec, task, task.prepare(tmp_path, lambda text: None)
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_rows_are_those_that_are_prepared(tmp_path: Path, kind: str) -> None:
+    spec, task, data = prepared(tmp_path, DATA[kind])
+    sequences, problem = plain_sequences(spec, data, classifier=task.classifier)
+    assert problem is None
+    assert [sum(row.targets for row in s) for s in sequences] == data.train.trained.tolist()
+    assert [sum(row.tokens for row in s) for s in sequences] == data.train.real.tolist()
+
+
+def test_prepared_data_that_break_the_rules_are_named(tmp_path: Path) -> None:
+    spec, _, data = prepared(tmp_path, DATA["isolated"])
+    train = data.train
+    for name, words in (("mask", "other trained tokens"), ("ids", "other tokens"), ("pack_rows", "sequence")):
+        kept = getattr(train, name)
+        damaged = np.array(kept)
+        damaged[-1] ^= 1
+        object.__setattr__(train, name, damaged)
+        problem = plain_sequences(spec, data, classifier=False)[1]
+        assert problem and words in problem
+        object.__setattr__(train, name, kept)
 
 
 @pytest.mark.parametrize(("n", "world", "accum"), [(19, 2, 3), (7, 3, 1), (64, 4, 2)])
@@ -63,11 +97,7 @@ def test_no_number_of_ranks_divides_the_uneven_perceptron(world: int) -> None:
 
 @pytest.mark.parametrize("lora", [False, True])
 def test_the_plain_model_answers_the_same(tmp_path: Path, lora: bool) -> None:
-    more = {
-        "data": {"source": "builtin:instructions", "subset": 90, "max_length": 80},
-        "model": {"name": "tiny:mistral"},
-        "adapter": {"type": "lora" if lora else "none"},
-    }
+    more = {**DATA["isolated"], "model": {"name": "tiny:mistral"}, "adapter": {"type": "lora" if lora else "none"}}
     spec, task, data = prepared(tmp_path, more)
     model = whole_model(task, data, "float32")
     module = task.loss_model(adapters.add_adapter(model, spec.adapter, classifier=False, base="x", seed=1))

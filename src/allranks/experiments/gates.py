@@ -85,8 +85,11 @@ def _precision(measured: Json) -> str:
 
 
 def reference_problem(measured: Json) -> str | None:
-    """Return why the parity gate itself is invalid: too much rounding, or a defect that it would not detect."""
-    for kind in measured["references"]:
+    """Return why the parity gate itself is invalid: wrong data, too much rounding, or a defect that it would not
+    detect."""
+    for kind, reference in measured["references"].items():
+        if reference["problem"]:
+            return f"the data are not those of the spec: {reference['problem']}"
         limit, most = (
             trial_limits(measured, kind)["error"],
             CEILING["float32" if kind == "uneven" else _precision(measured)],

@@ -31,7 +31,7 @@ from allranks.train.benchmark.reference import (
     PlannedRows,
     Variant,
     plain_module,
-    prepared_sequences,
+    plain_sequences,
     without_random_numbers,
 )
 from allranks.train.data.batches import Batch, Rows, SampleOrder
@@ -56,7 +56,8 @@ class Baseline:
     """What one kind of trial must give. All ranks call the same methods; the results are those of rank 0.
 
     ``facts`` has ``spread``, the distances of two equivalent trainings in one process; ``planned``, the work of each
-    rank and step; and ``norms``, the gradient norm of each step.
+    rank and step; ``problem``, how the prepared data differ from the documented rules; and ``norms``, the gradient norm
+    of each step.
     """
 
     def __init__(self, bench: TrialRunner, name: str, steps: int) -> None:
@@ -97,9 +98,9 @@ class Baseline:
         bench = self._bench
         spec, batch = bench.spec, bench.batch
         assert spec.data is not None
-        sequences = prepared_sequences(bench.data.train)
+        sequences, problem = plain_sequences(spec, bench.data, classifier=bench.task.classifier)
         order = PlannedRows(len(sequences), spec.data.seed, batch, self._world.size)
-        self.facts |= {"planned": self._planned(sequences, order)}
+        self.facts |= {"problem": problem, "planned": self._planned(sequences, order)}
         pad = bench.data.tokenizer.pad_token_id
         dtype = DTYPES[bench.plan.dtype]
         return PlainTrainer(spec, sequences, order, pad, self._world.device, dtype)

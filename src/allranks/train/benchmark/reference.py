@@ -1,8 +1,11 @@
 """Train as one process would, with plain code: no strategy, no collectives, and nothing of the loop, the collator or
 the schedule.
 
-Which of the prepared sequences each rank must train in each step is recomputed from docs/how-it-works.md. Rows are
-never packed: each row of a sequence is a row of its own in the batch. `Variant.RANKS` does the same work as
+What each rank must train in each step is recomputed from the documentation (docs/data.md, docs/how-it-works.md): a
+second implementation of rows, masks, sequences and their order. Of the package it uses only what reads files and
+renders templates, and the tokenizer.
+
+Rows are never packed: each row of a sequence is a row of its own in the batch. `Variant.RANKS` does the same work as
 ranks may: gradients are added up for each rank and then over the ranks in their order, weights are parts of one tensor,
 and rows are trained one by one, with more padding. It is as right as the first, so that the distance of the two is what
 rounding alone does.
@@ -18,18 +21,25 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain, takewhile
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from allranks.planning.records import BatchPlan
-from allranks.spec.models import is_mlp, mlp_shape
+from allranks.spec import data_sources
+from allranks.spec.data_templates import Example, choose_template
+from allranks.spec.models import MlpShape, is_mlp, mlp_shape
 from allranks.spec.records import RunSpec, TrainSpec
-from allranks.train.data.prepared import TokenSet
+from allranks.train.data.chats import ChatWriter
+from allranks.train.data.prepared import PreparedData, TokenSet
 
+MAX_ROWS = 100_000
+"""Larger sets are taken as prepared: encoding them a second time would take minutes."""
 NO_TARGET = -100
 MORE_PADDING = 31
 
@@ -83,14 +93,169 @@ class PlannedRows:
         return out
 
 
-def prepared_sequences(tokens: TokenSet) -> list[PlainSequence]:
-    """Return the sequences as they were prepared, row by row."""
+def plain_sequences(spec: RunSpec, data: PreparedData, *, classifier: bool) -> tuple[list[PlainSequence], str | None]:
+    """Return all training sequences, and how the prepared ones differ from them, or None.
 
+    Not recomputed are mixtures (``data.sources``), sets of more than `MAX_ROWS` rows, and texts of tokenizers without
+    offsets: their sequences are those that were prepared.
+    """
+    assert spec.model is not None and spec.data is not None
+    if is_mlp(spec.model.name):
+        rows = spec.data.subset or 65_536
+        held = max(1, round(spec.data.eval_fraction * rows)) if spec.data.eval_fraction and rows > 1 else 0
+        held = min(held, spec.eval.subset or held)
+        return [[PlainRow([], [], label=i)] for i in range(rows - held)], None
+    if data.facts.rows > MAX_ROWS or spec.data.sources is not None or not data.tokenizer.is_fast:
+        return _as_prepared(data.train), None
+    examples = _training_examples(spec, classifier=classifier)
+    rows = _labelled(examples, spec, data) if classifier else _texts(examples, spec, data.tokenizer)
+    sequences = [[row] for row in rows] if classifier else _sequences(rows, spec)
+    return sequences, _difference(sequences, data.train, classifier=classifier)
+
+
+def _training_examples(spec: RunSpec, *, classifier: bool) -> list[Example]:
+    data = spec.data
+    assert data is not None
+    raw = data_sources.load_rows(data)
+    template = choose_template(data, raw, classifier=classifier)
+    chosen = list(range(len(raw)))
+    if data.subset is not None and data.subset < len(raw):
+        chosen = permutation(len(raw), data.seed, 0)[: data.subset]
+    examples = [e for e in (template.render(raw[i], i) for i in chosen) if not e.empty]
+    if spec.eval.source is not None or not data.eval_fraction or len(examples) < 2:
+        return examples
+    held = set(permutation(len(examples), data.seed, 1)[: max(1, round(data.eval_fraction * len(examples)))])
+    return [e for i, e in enumerate(examples) if i not in held]
+
+
+def _labelled(examples: list[Example], spec: RunSpec, data: PreparedData) -> list[PlainRow]:
+    """Return rows with a class; the tokenizer adds its special tokens and cuts."""
+    assert spec.data is not None
+    values = {e.label for e in examples if e.label is not None}
+    numeric = all(_is_number(v) for v in values)
+    classes = {v: i for i, v in enumerate(sorted(values, key=float if numeric else str))}
+    if not spec.model or not spec.model.name.startswith("tiny:"):
+        classes = data.facts.labels  # a trained head has an order of its own
+    found = []
+    for example in examples:
+        text = "".join(text for text, _ in example.turns)
+        ids = data.tokenizer(text, truncation=True, max_length=spec.data.max_length)["input_ids"]
+        found.append(PlainRow(ids, [False] * len(ids), label=classes[example.label or ""]))
+    return found
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _texts(examples: list[Example], spec: RunSpec, tokenizer: Any) -> list[PlainRow]:
+    """Return text rows: a token is a target if a part of it is in a trained turn; the end-of-text token is one, too."""
+    assert spec.data is not None
+    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+    word = tokenizer("x", add_special_tokens=False)["input_ids"][0]
+    begin = list(takewhile(lambda token: token != word, tokenizer("x")["input_ids"]))
+    limit = None if spec.data.packing == "wrapped" else spec.data.max_length
+    rows = []
+    writer = ChatWriter(tokenizer)
+    for turns in [row.turns for one in examples for row in writer.rows(one, mask_prompt=spec.data.mask_prompt)]:
+        ids, wanted = _encode(turns, tokenizer)
+        if not spec.data.mask_prompt:
+            wanted = [True] * len(ids)
+        if ids[: len(begin)] != begin:
+            ids, wanted = [*begin, *ids], [False] * len(begin) + wanted
+        if not turns or turns[-1][1]:
+            if ids and ids[-1] == end:
+                ids, wanted = ids[:-1], wanted[:-1]
+            ids, wanted = [*ids, end], [*wanted, True]
+        row = PlainRow(ids[:limit], wanted[:limit])
+        if row.targets:
+            rows.append(row)
+    return rows
+
+
+def _encode(turns: Sequence[tuple[str, bool]], tokenizer: Any) -> tuple[list[int], list[bool]]:
+    """Encode the whole text, and mark the tokens that contain a character of a trained turn."""
+    text = "".join(text for text, _ in turns)
+    trained = list(chain.from_iterable([kind] * len(part) for part, kind in turns))
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    return encoded["input_ids"], [any(trained[a:b]) for a, b in encoded["offset_mapping"]]
+
+
+def _sequences(rows: list[PlainRow], spec: RunSpec) -> list[PlainSequence]:
+    data = spec.data
+    assert data is not None
+    if data.packing == "none":
+        return [[row] for row in rows]
+    if data.packing == "wrapped":
+        order = permutation(len(rows), data.seed, 2)
+        ids = list(chain.from_iterable(rows[i].ids for i in order))
+        wanted = list(chain.from_iterable(rows[i].wanted for i in order))
+        ends = range(0, len(ids), data.max_length)
+        cut = [PlainRow(ids[at : at + data.max_length], wanted[at : at + data.max_length]) for at in ends]
+        return [[row] for i, row in enumerate(cut) if i == 0 or i < len(cut) - 1 or row.targets]
+    return _best_fit([rows[i] for i in permutation(len(rows), data.seed, 0)], data.max_length)
+
+
+def _best_fit(rows: list[PlainRow], capacity: int) -> list[PlainSequence]:
+    """Pack longest first, each row into the fullest sequence that has space, the first of equally full ones."""
+    packs: list[PlainSequence] = []
+    with_space: dict[int, list[int]] = {}
+    spaces = 0  # bit i: a sequence has space for i tokens
+    for row in sorted(rows, key=lambda row: -len(row.ids)):
+        need = len(row.ids)
+        fitting = spaces >> need
+        space = need + (fitting & -fitting).bit_length() - 1 if fitting else capacity
+        if fitting:
+            pack = min(with_space[space])
+            with_space[space].remove(pack)
+            if not with_space[space]:
+                spaces &= ~(1 << space)
+        else:
+            pack = len(packs)
+            packs.append([])
+        packs[pack].append(row)
+        if space > need:
+            with_space.setdefault(space - need, []).append(pack)
+            spaces |= 1 << (space - need)
+    return packs
+
+
+def _as_prepared(tokens: TokenSet) -> list[PlainSequence]:
     def row(r: int) -> PlainRow:
         part = slice(int(tokens.offsets[r]), int(tokens.offsets[r + 1]))
         return PlainRow(tokens.ids[part].tolist(), tokens.mask[part].astype(bool).tolist(), int(tokens.labels[r]))
 
     return [[row(int(r)) for r in tokens.rows_of(i)] for i in range(len(tokens))]
+
+
+def _difference(ours: list[PlainSequence], tokens: TokenSet, *, classifier: bool) -> str | None:
+    """Return the first way in which the prepared sequences differ from `ours`."""
+    if len(ours) != len(tokens):
+        return f"{len(tokens)} sequences were prepared, the documented rules give {len(ours)}"
+    for i, sequence in enumerate(ours):
+        rows = tokens.rows_of(i)
+        if len(rows) != len(sequence):
+            return f"sequence {i} was prepared with {len(rows)} rows, the documented rules give {len(sequence)}"
+        for r, row in zip(rows, sequence, strict=True):
+            part = slice(int(tokens.offsets[r]), int(tokens.offsets[r + 1]))
+            if not _equal(tokens.ids[part], row.ids):
+                return f"sequence {i} was prepared with other tokens than the documented rules give"
+            if classifier and int(tokens.labels[r]) != row.label:
+                return (
+                    f"sequence {i} was prepared with class {int(tokens.labels[r])}, the documented rules give "
+                    f"{row.label}"
+                )
+            if not classifier and not _equal(tokens.mask[part][1:].astype(bool), row.wanted[1:]):
+                return f"sequence {i} was prepared with other trained tokens than the documented rules give"
+    return None
+
+
+def _equal(ours: npt.NDArray[Any], wanted: Sequence[Any]) -> bool:
+    return len(ours) == len(wanted) and bool((ours == np.asarray(wanted, ours.dtype)).all())
 
 
 class Variant(enum.Enum):
@@ -341,14 +506,17 @@ def plain_module(module: Any, spec: RunSpec, *, classifier: bool) -> PlainModule
     """Return a model of the spec with the weights of `module`, without random numbers, on the same device."""
     assert spec.model is not None
     given = module.model
-    base = given.get_base_model() if hasattr(given, "get_base_model") else given
-    config = copy.deepcopy(base.config)
-    if not is_mlp(spec.model.name):
+    plain: Any
+    if is_mlp(spec.model.name):
+        plain = _Perceptron(mlp_shape(spec.model.name, spec.model.config))
+    else:
+        base = given.get_base_model() if hasattr(given, "get_base_model") else given
+        config = copy.deepcopy(base.config)
         config._attn_implementation = spec.model.attention  # not this package's own for packed rows
-    plain: Any = type(base)(config)
-    without_random_numbers(plain)
-    if spec.adapter.type == "lora":
-        plain = _with_lora(plain, spec, classifier=classifier)
+        plain = type(base)(config)
+        without_random_numbers(plain)
+        if spec.adapter.type == "lora":
+            plain = _with_lora(plain, spec, classifier=classifier)
     plain.load_state_dict(given.state_dict())
     return PlainModule(plain.to(next(given.parameters()).device))
 
@@ -368,3 +536,23 @@ def _with_lora(model: Any, spec: RunSpec, *, classifier: bool) -> Any:
         task_type=TaskType.SEQ_CLS if classifier else TaskType.CAUSAL_LM,
     )
     return get_peft_model(model, config)
+
+
+class _Perceptron(nn.Module):
+    """Linear layers with a GELU between any two of a block (``blocks``), or of all (``wide``)."""
+
+    def __init__(self, shape: MlpShape) -> None:
+        super().__init__()
+        wide = shape.width * shape.expansion
+        self.layers = nn.ModuleList()
+        for i in range(shape.layers):
+            if shape.shape == "blocks":
+                self.layers.append(nn.Sequential(nn.Linear(shape.width, wide), nn.GELU(), nn.Linear(wide, shape.width)))
+            else:
+                ends = shape.width if i == 0 else wide, shape.width if i == shape.layers - 1 else wide
+                self.layers.append(nn.Sequential(*[nn.GELU()][: min(i, 1)], nn.Linear(*ends)))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            inputs = layer(inputs)
+        return inputs
