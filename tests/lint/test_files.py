@@ -210,6 +210,8 @@ def test_dos_line_breaks_hide_no_trap(tmp_path: Path) -> None:
 
 def test_severity_goes_by_the_case(tmp_path: Path) -> None:
     head = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --cpus-per-task=8\n"
+    loop = lint_text(tmp_path, head + "for f in a b; do\n  sbcast -f $f /tmp/$f\ndone\n")
+    assert [(f.id, f.severity) for f in loop.findings if f.id == "sbcast"] == [("sbcast", "note")]
     (tmp_path / "job.sbatch").write_text(head + "#SBATCH --ntasks-per-node=8\nsrun -K1 python -u x.py\n")
     versions = {
         None: "note",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import PurePosixPath
 
 import msgspec
@@ -392,3 +393,20 @@ def _last(
             (*calls, make("accelerate" if launches else "accelerate-other", tuple(rest[1:]), args[0], under))
         )
     return UnwrappedCommand((*calls, make(program, tuple(rest), args[0], under)))
+
+
+IMAGE = lazy_regex(r"\.(?:sif|simg|img|sqsh)\Z|^(?:docker|library|oras|shub)://|^instance://")
+VALUED_OPTION = lazy_regex(
+    r"-[BHWovew]|--(?:bind|overlay|home|pwd|workdir|env|env-file|volume|mount|name|user|shm-size|ipc|net|network|hostname)"
+)
+
+
+def may_have_more_options(call: ProgramCall) -> bool:
+    """Return whether an unknown word may be an option of the runtime: it is no option's value, no image, and not behind
+    the image."""
+    for before, word in pairwise(call.args):
+        if IMAGE.search(word.text) and not VALUED_OPTION.fullmatch(before.text):
+            return False
+        if word.is_open and not VALUED_OPTION.fullmatch(before.text) and word is not call.args[-1]:
+            return True
+    return False

@@ -267,6 +267,23 @@ class JobDescription:
             return per_task * tasks
         return total // nodes if total and nodes and total % nodes == 0 and per_task is None else None
 
+    def is_missing(self, folder: str) -> bool:
+        """Return whether a relative folder exists neither here, nor next to the script or above it in its project."""
+        if self.folder is None or folder.startswith(("/", "~", "$")) or "%" in folder or not self.is_batch:
+            return False
+        return not any((place / folder).is_dir() for place in self._places)
+
+    @property
+    def _places(self) -> list[Path]:
+        if self.folder is None:
+            return []
+        places = [Path.cwd(), self.folder]
+        for above in self.folder.parents:
+            if (places[-1] / ".git").exists() or len(places) > MAX_LEVELS:
+                break
+            places.append(above)
+        return places
+
     @cached_property
     def requests_gpus(self) -> bool:
         return any("gpu" in name or name == "gres" for name in self.heading)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 
-from allranks.analysis.lint.command_options import slurm_option
+from allranks.analysis.lint.command_options import LONG, slurm_option
+from allranks.analysis.lint.files import PLACEHOLDER
 from allranks.analysis.lint.job import JobDescription, count_gpus
 from allranks.analysis.lint.records import Violation
-from allranks.analysis.lint.rules import error, note, warning
+from allranks.analysis.lint.rules import also, error, note, warning
+from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
 from allranks.utils.text import lazy_regex, nearest_name
 
 PATHS = ("output", "error", "chdir", "input")
@@ -133,6 +136,113 @@ def unread(job: JobDescription) -> Iterator[Violation]:
             text = "# SBATCH with a space is a comment (write ##SBATCH if it is intended)"
             severity = "note" if job.is_batch else "warning"
         yield Violation(comment.offset, text, severity=severity)
+    yield from _misspelled(job)
+
+
+def _misspelled(job: JobDescription) -> Iterator[Violation]:
+    """Report options that sbatch does not know, or whose value it takes for another word."""
+    why, said = "sbatch refuses it.", set[int]()
+    for item in job.directives:
+        word, value, filled_in = item.text.partition(" ")[0], item.value or "", False
+        near = nearest_name(item.name, LONG, 0.85) if len(item.name) > 1 and item.name not in LONG else None
+        if re.match(r"-[a-z]{2,}[a-z-]*=", word):
+            text, cure = f"{word}: a long option needs two dashes", f"-{word}"
+        elif item.name == "gres" and re.fullmatch(r"\d+|(?:gpus|GPU|GPUs|Gpu)(?::[\w:]+)?", value):
+            text, cure = f"--gres={value}: the name of the resource is gpu", "--gres=gpu:<n>"
+        elif item.name and value.startswith("=") and re.match(r"--[\w-]+\s", item.text):
+            text, cure = f"--{item.name} {value}: a blank before = is not allowed", "--name=value"
+            said.add(job.lines.place(item.offset)[0])
+        elif not item.name and value and value not in ("hetjob", "packjob") and not item.late:
+            line = job.lines.place(item.offset)[0]
+            if line in said or re.search(r"<%|\{\{|\{\(|\[[A-Za-z]|<-{3,}|\d#", job.lines.line(line)):
+                continue  # to be filled in, or a comment that begins behind a number
+            said.add(line)
+            text, cure = f"... {value}: not an option; a blank before or after = is not allowed", "--name=value"
+        elif near:
+            text, cure, filled_in = f"--{item.name}: sbatch has no such option", f"--{near}", True
+        else:
+            continue
+        yield Violation(
+            item.offset, f"#SBATCH {text}", cure=cure, severity="error", why=why, whatever_is_filled_in=filled_in
+        )
+
+
+MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu")
+# Options of srun, of other batch systems, and prefixes of several options.
+FOREIGN = {
+    "walltime": "--time", "queue": "--partition", "memory": "--mem", "ngpus": "--gpus-per-node", "cores": "--cpus-per-task", "gpu": "--gpus-per-node",
+    "name": "--job-name", "stdout": "--output", "stderr": "--error", "cpus": "--cpus-per-task", "cpu-bind": "srun --cpu-bind", "project": "--account",
+    "kill-on-bad-exit": "srun --kill-on-bad-exit", "pty": "srun --pty", "mpi": "srun --mpi", "gpus_per_node": "--gpus-per-node", "email": "--mail-user",
+    "cpus_per_task": "--cpus-per-task", "ntasks_per_node": "--ntasks-per-node", "job_name": "--job-name", "mem-per-task": "--mem-per-cpu",
+    "mem-per-node": "--mem", "num-nodes": "--nodes", "num_nodes": "--nodes", "num-gpus": "--gpus", "nproc": "--ntasks", "runtime": "--time",
+}  # fmt: skip
+TEMPLATE = lazy_regex(r"[@{}!<>*#%]|__")
+
+
+@error(
+    "directive-refused",
+    why="sbatch refuses the script: no job is submitted.",
+    source="tested with Slurm 22.05",
+    bad="#SBATCH --nodes=1\n#SBATCH --time=24h\nsrun torchrun train.py",
+    good="#SBATCH --nodes=1\n#SBATCH --time=24:00:00\nsrun torchrun train.py",
+)
+def refused(job: JobDescription) -> Iterator[Violation]:
+    if not job.source.text.startswith("#!"):
+        return
+    for item in job.directives:
+        if item.late or not item.name or "$" in item.text or "`" in item.text or PLACEHOLDER.search(item.text):
+            continue
+        right = FOREIGN.get(item.name) if item.text.startswith("--") else None
+        what = invalid(item.name, item.value) if item.value is not None else None
+        if re.match(r"-[A-Za-z]=\S", item.text):
+            word = item.text.split()[0]
+            what = (
+                f"{word}: the = becomes part of the value, because a short option has no =",
+                f"-{item.text[1]} {item.value}",
+            )
+        elif right and not re.match(rf"--{right.removeprefix('--')}\b", item.text):
+            what = f"--{item.name}: sbatch has no such option", right
+        if what:
+            yield Violation(item.offset, f"#SBATCH {what[0]}", cure=what[1])
+    memory = [job.heading[name] for name in MEMORY if name in job.heading and not job.heading[name].late]
+    if len(memory) > 1:
+        names = " and ".join(f"--{d.name}" for d in sorted(memory, key=lambda d: d.offset))
+        text = f"{names}: sbatch accepts only one of them"
+        yield Violation(max(d.offset for d in memory), text, cure="remove one of the two")
+
+
+MAIL = "NONE|BEGIN|END|FAIL|REQUEUE|ALL|INVALID_DEPEND|STAGE_OUT|TIME_LIMIT(?:_[589]0)?|ARRAY_TASKS"
+TIME_CURE = (
+    "minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes or days-hours:minutes:seconds"
+)
+COUNTS = (
+    "ntasks", "ntasks-per-node", "ntasks-per-core", "ntasks-per-socket", "ntasks-per-gpu", "cpus-per-task", "cpus-per-gpu", "mincpus",
+    "cores-per-socket", "sockets-per-node", "threads-per-core",
+)  # fmt: skip
+GPUS = r"(?!.*(?:gpu[=(-]\d|gpu::|:\Z)).*"
+FORMS: dict[str, tuple[str, str, str]] = {
+    "time": (r"(?:\d+-\d*|\d+)(?::\d+){0,2}|infinite|unlimited|-1|[^\d:].*", "is no time limit", TIME_CURE),
+    **dict.fromkeys(MEMORY, (r"\d+(?:[kmgt]b?)?|\D.*", "is no size", "a whole number with K, M, G or T: --mem=1536M")),
+    **dict.fromkeys(COUNTS, (r"\d+|\D.*", "is no number", "a whole number")),
+    "nodes": (r"\d+[km]?(?:-\d*[km]?)?|[\d,:-]+|[^\d:].*", "is no number of nodes", "--nodes=<n>"),
+    "signal": (r"(?:[BR]+:)?(?:(?:SIG)?[A-Z]+\d?|\d+)(?:@\d*)?", "is no signal", "--signal=B:USR1@<seconds>"),
+    "exclusive": ("user|mcs|topo|exclusive", "takes no such value", "--exclusive"),
+    "open-mode": ("[at].*", "is an unknown mode", "--open-mode=append"),
+    "mail-type": (rf"(?:.*,\s*)?(?:{MAIL})(?:\s*,.*)?", "is unknown", "--mail-type=END,FAIL"),
+    **dict.fromkeys(
+        ("gres", "gpus", "gpus-per-node", "gpus-per-task"), (GPUS, "is no count of GPUs", "--gres=gpu:<n>")
+    ),
+}
+"""The values that sbatch 22.05 accepts, as tried; what another one is; what to write."""
+
+
+def invalid(name: str, value: str) -> tuple[str, str] | None:
+    """Return what is wrong with a value, and what to write."""
+    form = FORMS.get(name)
+    if form is None or not value or UNRESOLVED_OPEN in value or (name != "signal" and TEMPLATE.search(value)):
+        return None
+    accepted, wrong, cure = form
+    return None if re.fullmatch(accepted, value, re.IGNORECASE) else (f"--{name}={value} {wrong}", cure)
 
 
 OWN_PATH = lazy_regex(r"\$\{?(?:0|BASH_SOURCE)(?![0-9A-Za-z_])")
@@ -162,21 +272,31 @@ def script_folder(job: JobDescription) -> Iterator[Violation]:
         yield Violation(min(places), "the folder of the script: under sbatch this is Slurm's spool folder")
 
 
-@error(
-    "gpu-requests-differ",
-    why="srun asks for the one and the job has the other: it stops with 'Invalid generic resource (gres) "
-    "specification', or uses a part of the GPUs.",
-    cure="one of the options alone: --gpus-per-node=<n>",
-    source="tested with Slurm 22.05",
-    bad="#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\n#SBATCH --gres=gpu:2\nsrun torchrun train.py",
-    good="#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\nsrun torchrun train.py",
-)
+@also("directive-refused")
 def counted_gpus(job: JobDescription) -> Iterator[Violation]:
+    """Compare the GPUs that ``--gpus``, ``--gpus-per-node`` and ``--gres`` ask for: sbatch and srun do as well."""
     per_node, of_gres = count_gpus(job.heads("gpus-per-node"), None)[0], count_gpus(None, job.heads("gres"))[0]
-    steps = any(c.program == "srun" and not c.in_substitution for c in job.calls)
-    if per_node and of_gres and per_node != of_gres and steps:
-        option = job.heading["gpus-per-node"]
-        yield Violation(option.offset, f"--gpus-per-node={option.value}, but --gres={job.heads('gres')}")
+    found, steps = (
+        job.heading.get("gpus-per-node"),
+        any(c.program == "srun" and not c.in_substitution for c in job.calls),
+    )
+    if found and not found.late and per_node and of_gres and per_node != of_gres and steps:
+        text = (
+            f"--gpus-per-node={found.value}, but --gres={job.heads('gres')}: srun asks for the one and the job has the "
+            "other"
+        )
+        why = "srun stops with 'Invalid generic resource (gres) specification', or uses a part of the GPUs."
+        yield Violation(found.offset, text, why=why, cure="remove one of the two")
+    each, found, nodes = per_node or of_gres, job.heading.get("gpus"), job.number(job.heads("nodes"))
+    whole = job.number((job.heads("gpus") or "").rpartition(":")[2])
+    if found is None or found.late or not each or not whole or "gpus-per-socket" in job.heading:
+        return
+    if whole < each or (nodes and whole != each * nodes):
+        text = (
+            f"--gpus={found.value} is the total, but the job requests {each} GPU{'s' * (each > 1)} on each of "
+            f"{nodes or 'its'} nodes"
+        )
+        yield Violation(found.offset, text, cure=f"remove --gpus, or --gpus={each * (nodes or 1)}")
 
 
 @note(
@@ -195,3 +315,41 @@ def placeholder(job: JobDescription) -> Iterator[Violation]:
         shown = ", ".join(f"{text} (line {line})" for text, line in list(lines.items())[:6])
         more = f" and {len(lines) - 6} more" if len(lines) > 6 else ""
         yield Violation(job.placeholders[0][0], f"to be filled in: {shown}{more}")
+
+
+FIRST_THAT_CREATES = (23, 2)
+
+
+@warning(
+    "output-folder",
+    why="Slurm opens the output file before the script runs. Before 23.02 it creates no folder: the job fails at once "
+    "without a log.",
+    cure="create the folder before sbatch (mkdir -p), or use an existing one",
+    source="release notes of Slurm 23.02; tested with Slurm 22.05",
+    bad="#SBATCH --output=logs/%j.txt\nsrun torchrun train.py",
+    good="#SBATCH --output=%x-%j.out\nsrun torchrun train.py",
+)
+def output(job: JobDescription) -> Iterator[Violation]:
+    if job.slurm_version is None or job.slurm_version >= FIRST_THAT_CREATES:
+        return
+    made = {w.text.rstrip("/") for c in job.calls if c.program == "mkdir" and not c.under for w in c.args}
+    said: set[str] = set()
+    for name in ("output", "error"):
+        option = job.heading.get(name)
+        folder = str(PurePosixPath(option.value).parent) if option and option.value else "."
+        if option is None or folder == "." or folder in said:
+            continue
+        said.add(folder)
+        cure = f"--{name}=<existing folder>/%x-%j.out"
+        if re.search(r"%\d*[jJAN]", folder):
+            yield Violation(
+                option.offset,
+                f"nobody creates the folder {folder} of --{name}: its name is known when the job exists",
+                cure=cure,
+            )
+        elif folder in made:
+            yield Violation(option.offset, f"the folder {folder} is created by the script, too late for --{name}")
+        elif job.is_missing(folder.replace("%x", job.heads("job-name") or "%x")):
+            yield Violation(
+                option.offset, f"there is no folder {folder} for --{name}, neither here nor next to the script"
+            )

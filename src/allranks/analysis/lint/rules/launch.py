@@ -6,8 +6,11 @@ import re
 from collections.abc import Iterator
 
 from allranks.analysis.lint.command_options import (
+    CONTAINERS,
+    IMAGE,
     PYTHON,
     SHELLS,
+    may_have_more_options,
     slurm_options,
 )
 from allranks.analysis.lint.job import JobDescription, LauncherCall
@@ -184,6 +187,21 @@ def ssh(job: JobDescription) -> Iterator[Violation]:
             yield Violation(call.offset, f"{call.program} starts the ranks of other nodes")
 
 
+@note(
+    "old-launcher",
+    why="torch.distributed.launch is deprecated; it passes --local-rank, which programs that know only --local_rank "
+    "refuse.",
+    cure="use torchrun, which has the same options",
+    source="torch/distributed/run.py",
+    bad="python -m torch.distributed.launch --nproc_per_node=2 train.py",
+    good="torchrun --nproc_per_node=2 train.py",
+)
+def old(job: JobDescription) -> Iterator[Violation]:
+    for launch in job.launches:
+        if launch.kind == "torch.distributed.launch":
+            yield Violation(launch.call.offset, "torch.distributed.launch is deprecated")
+
+
 def _exports(job: JobDescription) -> Iterator[tuple[int, str, ProgramCall | None]]:
     """Yield every ``--export`` value, with the srun that has it."""
     if "export" in job.heading:
@@ -345,8 +363,175 @@ def untrapped(job: JobDescription) -> Iterator[Violation]:
             yield Violation(outer.offset, f"the trap for {asked[1]} runs only after this command has ended")
 
 
+# Modules that bring conda, and those of which it is not known.
+WITHOUT_CONDA = lazy_regex(
+    r"(?:^|/)(?:cuda|gcc|gnu|nccl|openmpi|mpich|impi|cudnn|cmake|git|singularity|apptainer|rocm|intel|nvhpc|nvidia|java|ninja|ffmpeg|slurm|openblas|"
+    r"hdf5|tensorrt|gdal|llvm|boost|eth_proxy|httpproxy|purge|cudatoolkit|cray-(?!python)\w+|craype\S*|PrgEnv-\w+|ucx|fftw|mkl|libfabric)\b|^rhel\d+/default-\w+",
+    re.IGNORECASE,
+)
+OWN_PYTHON = lazy_regex(
+    r"(?:^|/)(?:python|anaconda|miniconda|miniforge|mambaforge|pytorch|tensorflow|keras|jax|scipy|scikit|horovod)|-python-",
+    re.IGNORECASE,
+)
+LOGIN_SHELL = lazy_regex(r"#!\s*\S+(?:\s+\S+)*\s+-(?:\S*[li]|-login)")
+
+
+@warning(
+    "conda-not-set-up",
+    why="conda activate needs a function that conda's start-up code defines. A batch script does not run it, and goes "
+    "on with the caller's Python.",
+    cure='eval "$(conda shell.bash hook)" before it, or source <conda>/etc/profile.d/conda.sh, or #!/bin/bash -l',
+    source="conda documentation, activate",
+    bad="conda activate train\nsrun torchrun train.py",
+    good='eval "$(conda shell.bash hook)"\nconda activate train\nsrun torchrun train.py',
+)
+def conda(job: JobDescription) -> Iterator[Violation]:
+    calls = (
+        [c for c in job.calls if not c.in_function] if job.is_batch and not LOGIN_SHELL.match(job.lines.line(1)) else []
+    )
+    for index, call in enumerate(calls):
+        if not _activates_conda(call) or call.under:
+            continue
+        later = any(c.program in ("source", ".") and any("activate" in a.text for a in c.args) for c in calls[index:])
+        if not (later or any(defines_conda(c) for c in calls[:index]) or job.set_values_named("PATH", "/envs/")):
+            # A site's own command may set it up, uenv miniconda3-py39, and so may the text around a template.
+            own = any(
+                c.program not in PLAIN and any(OWN_PYTHON.search(a.text) for a in c.args[:2]) for c in calls[:index]
+            )
+            text, severity = (
+                f"{call.program} activate in a shell that conda has not set up",
+                "note" if own or "{%" in job.text else None,
+            )
+            yield Violation(call.offset, text, severity=severity, whatever_is_filled_in=True)
+        return
+
+
+PLAIN = {"conda", "mamba", "micromamba", "echo", "printf", "export", "cd", "module", "ml"}
+
+
 def _activates_conda(call: ProgramCall) -> bool:
     return call.program in ("conda", "mamba", "micromamba") and [a.text for a in call.args[:1]] == ["activate"]
+
+
+def defines_conda(call: ProgramCall) -> bool:
+    """Return whether the command may define conda's function in this shell."""
+    words = [a.text for a in call.args if not a.text.startswith("-")]
+    if call.program in ("module", "ml"):
+        loads = call.program == "ml" or words[:1] in (["load"], ["add"], ["try-load"], ["restore"])
+        names = words[call.program == "module" :]
+        unknown = not names or any(not WITHOUT_CONDA.search(w) or OWN_PYTHON.search(w) or "python" in w for w in names)
+        return loads and unknown and words[:1] not in (["purge"], ["list"], ["reset"], ["unload"])
+    if call.program in ("source", ".") and words:  # files that define the command module, and no more
+        return not re.search(
+            r"/(?:profile\.d|init)/(?:z?\d*_?lmod|modules?)(?:\.(?:ba)?sh)?\Z|/init/(?:ba)?sh\Z", words[0]
+        )
+    return call.program in ("source", ".", "eval", "conda-activate")
+
+
+@warning(
+    "module-after-activation",
+    why="The module puts its own Python in front of PATH: the programs run without the packages of the activated "
+    "environment.",
+    cure="load all modules first, then activate the environment",
+    source="Lmod user guide, PATH",
+    bad="source ~/conda/etc/profile.d/conda.sh\nconda activate mine\nmodule load pytorch/2.4\nsrun python train.py",
+    good="source ~/conda/etc/profile.d/conda.sh\nmodule load pytorch/2.4\nconda activate mine\nsrun python train.py",
+)
+def module_after(job: JobDescription) -> Iterator[Violation]:
+    active: ProgramCall | None = None
+    loaded: tuple[ProgramCall, str] | None = None
+    before: set[str] = set()
+    for call in (c for c in job.calls if not c.in_function and not c.in_substitution):
+        words = [a.text for a in call.args if not a.text.startswith("-")]
+        sourced = call.program in ("source", ".") and bool(words) and words[0].endswith("/bin/activate")
+        if not call.under and (sourced or (_activates_conda(call) and words[1:] not in ([], ["base"]))):
+            active, loaded = call, None
+        elif not call.under and (call.program == "deactivate" or words[:1] == ["deactivate"]):
+            active = loaded = None
+        elif call.program in ("module", "ml") and active is None:
+            before.update(words)
+        elif call.program in ("module", "ml") and active is not None and not call.under:
+            names = words[1:] if words[:1] in (["load"], ["add"]) else words if call.program == "ml" else []
+            new = (n for n in names if n not in before and "scipy-" not in n.lower())
+            own = next((n for n in new if OWN_PYTHON.search(n)), None)
+            loaded = (call, own) if own and not call.instead_of(active) else loaded
+        elif active is not None and loaded is not None and _uses_python(call):
+            text = (
+                f"module {loaded[1]} is loaded after the environment was activated in line "
+                f"{job.lines.place(active.offset)[0]}"
+            )
+            # A virtual environment was often made with this very module.
+            framework = re.search(r"(?i)(?:^|/)(?:pytorch|tensorflow|keras|jax|horovod)", loaded[1])
+            likely = framework and not sourced and _activates_conda(active)
+            yield Violation(loaded[0].offset, text, severity=None if likely else "note")
+            return
+
+
+def _uses_python(call: ProgramCall) -> bool:
+    inside = any(c.program in CONTAINERS for c in call.under) or "/" in call.written
+    return not inside and (
+        PYTHON.match(call.program) is not None or call.program in ("torchrun", "accelerate", "deepspeed")
+    )
+
+
+CONTAINERS_WITH_GPU_OPTION = {"singularity", "apptainer", "docker", "podman"}
+OF_USER = lazy_regex(r"(?i)home|user|scratch|work|project|group|data|proj|lab|\$|/om/|/gpfs|/lustre|/mnt|/nfs|/tmp")
+GPU_OPTION = lazy_regex(r"--(?:nv|nvccli|rocm|gpus|device|runtime|hooks-dir|nvidia)\b|-(?:e|-env)\Z")
+GPU_FLAG = lazy_regex(r"--(?:nv|nvccli|rocm|gpus)(?:=.*)?")
+AMD = lazy_regex(r"(?i)rocm|lumi\b|mi[123]\d\d|\bhip|miopen|gfx9|amd|singularity-ai|[_-]g\b")
+
+
+@warning(
+    "container-without-gpu",
+    why="Without it the container has no driver libraries and no devices: the training stops, or runs on the CPU.",
+    cure="singularity exec --nv (NVIDIA) or --rocm (AMD); docker run --gpus all",
+    source="apptainer guide",
+    bad="srun singularity exec image.sif python train.py",
+    good="srun singularity exec --nv image.sif python train.py",
+)
+def without_gpu(job: JobDescription) -> Iterator[Violation]:
+    if not job.requests_gpus or job.gpus_per_node == 0:
+        return
+    for call in job.work_calls:
+        words = [a.text for a in call.args]
+        if words[:2] in (["-m", "pip"], ["-m", "venv"]) or call.in_substitution:
+            continue
+        for outer in call.under:
+            if outer.program not in CONTAINERS_WITH_GPU_OPTION or not _hides_gpus(job, outer):
+                continue
+            related = (c for c in job.calls if c.program == outer.program or c in call.under)
+            if any(GPU_FLAG.fullmatch(a.text) for c in related for a in c.args):
+                # it stands elsewhere in the command; or another step gets the GPUs, and this one works without
+                continue
+            text = f"{outer.program} without an option for GPUs, in a job that requests them"
+            # Where a site provides the image, its configuration often adds --nv.
+            prepares = any(PREPARES.search(w) for w in words)
+            yield Violation(outer.offset, text, severity="note" if _is_of_site(outer) or prepares else None)
+            return
+
+
+PREPARES = lazy_regex(
+    r"(?:^|[/_-])(?:pre-?process|tokeni[sz]e|download|prepare|merge)\w*\.py\Z|(?:^|[/_])merge_\w+\.py\Z"
+)
+
+
+def _is_of_site(call: ProgramCall) -> bool:
+    """Return whether the image lies outside of the folders of users."""
+    image = next((a.text for a in call.args if IMAGE.search(a.text) or a.text.endswith(".img")), "")
+    return image.startswith("/") and not OF_USER.search(image)
+
+
+def _hides_gpus(job: JobDescription, call: ProgramCall) -> bool:
+    words = [a.text for a in call.args]
+    if any(GPU_OPTION.match(w) for w in words) or may_have_more_options(call):
+        return False
+    if call.program in ("singularity", "apptainer"):
+        if words[:1] not in (["exec"], ["run"]) or any(w.startswith("instance://") for w in words):
+            return False
+        if job.has(*(f"{name}_{kind}" for name in ("SINGULARITY", "APPTAINER") for kind in ("NV", "ROCM", "NVCCLI"))):
+            return False
+        return not AMD.search(job.text)
+    return words[:1] == ["run"] and not AMD.search(job.text)
 
 
 @note(

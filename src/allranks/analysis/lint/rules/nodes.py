@@ -348,7 +348,11 @@ def idle_nodes(job: JobDescription) -> Iterator[Violation]:
         yield Violation(work.offset, f"{work.program} runs on the first of {job.nodes} nodes only")
 
 
-STARTS_ELSEWHERE = SPREADING | {"sbatch", "ray", "horovodrun", "runjob", "dask-ssh", "dask-mpi"}
+STARTS_ELSEWHERE = {
+    "srun", "mpirun", "mpiexec", "mpiexec.hydra", "ssh", "pdsh", "parallel", "sbatch", "ray", "pbsdsh", "clush", "jsrun", "aprun", "horovodrun",
+    "orterun", "blaunch", "flux", "lrun", "ddlrun", "runjob", "dask-ssh", "dask-mpi",
+    "ibrun", "prun", "mpirun_rsh", "likwid-mpirun",
+}  # fmt: skip
 
 
 def runs_script(call: ProgramCall) -> bool:
@@ -356,6 +360,39 @@ def runs_script(call: ProgramCall) -> bool:
     first = call.args[0].text if call.args else ""
     shell = call.program in SHELLS and not first.startswith("-")
     return shell or call.written.startswith(("./", "../", "$")) or call.written.endswith((".sh", ".bash"))
+
+
+WRITES = {"echo", "printf", "cat", "scontrol", "sed", "awk", "cp", "tee", "sort", "uniq", "head"}
+
+
+@error(
+    "host-file",
+    why="deepspeed reads lines of the form '<host> slots=<GPUs>' and stops at any other, or takes only the hosts that "
+    "it understands.",
+    cure='for host in $(scontrol show hostnames); do echo "$host slots=8"; done > hostfile.$SLURM_JOB_ID',
+    source="DeepSpeed's launcher, runner.py",
+    bad="scontrol show hostnames > hosts.$SLURM_JOB_ID\ndeepspeed --hostfile=hosts.$SLURM_JOB_ID train.py",
+    good=(
+        'scontrol show hostnames | sed "s/$/ slots=2/" > hosts.$SLURM_JOB_ID\ndeepspeed --hostfile=hosts.$SLURM_JOB_ID '
+        "train.py"
+    ),
+)
+def host_lines(job: JobDescription) -> Iterator[Violation]:
+    """Report a host file of deepspeed that the script writes in another form, or of which only the last line is
+    left."""
+    for launch in job.launches:
+        option = launch.option("hostfile", "H") if launch.kind == "deepspeed" else launch.option("deepspeed_hostfile")
+        name = option.plain_value if option else ""
+        if not name or launch.option("no_ssh"):
+            continue
+        writers = [
+            (c, r.operator) for c in job.calls if not c.in_substitution for r in c.redirects
+            if r.operator in (">", ">>") and r.target.strip("\"'") == name
+        ]  # fmt: skip
+        if writers and "slots=" not in job.text and all(c.program in WRITES for c, _ in writers):
+            text = f"{name} has no slots=<GPUs>, without which deepspeed does not read it"
+            yield Violation(writers[0][0].offset, text)
+            return
 
 
 TASK_NAMES = {"SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE"}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from math import prod
 
 from allranks.analysis.lint.command_options import PYTHON, Option, slurm_options
 from allranks.analysis.lint.job import JobDescription, LauncherCall, count_gpus
-from allranks.analysis.lint.records import ProgramCall, Severity, Violation
+from allranks.analysis.lint.records import Argument, ProgramCall, Severity, Violation
 from allranks.analysis.lint.rules import (
     FIRST_WITH_CPUS_AGAIN,
     FIRST_WITHOUT_CPUS,
@@ -286,6 +287,107 @@ def _shares_gpus(job: JobDescription, srun: ProgramCall) -> bool:
     ]
     bound = [bind.value if bind else job.heads("gpu-bind"), *(a.value for a in job.set_values("SLURM_GPU_BIND"))]
     return any("allow-task-sharing" in (f or "") for f in shared) or "none" in bound
+
+
+# Megatron-LM and what is built on it, NeMo, torchtitan
+SIZE = lazy_regex(
+    r"(?:--|\+{0,2}(?:\w+\.)*model\.|--(?:parallelism|training|experimental)\.)"
+    r"(tensor|pipeline|context)[-_](?:model[-_])?parallel[-_](?:size|degree)"
+)
+NAMES = ("tensor", "pipeline", "context")
+
+
+def option_values(call: ProgramCall) -> Iterator[tuple[str, str, Argument]]:
+    """Yield name, value and place of the options ``--name value``, ``--name=value`` and ``name=value``."""
+    for arg, following in call.pairs():
+        name, equals, value = arg.text.partition("=")
+        if equals:
+            yield name, value, arg
+        elif name.startswith("-") and following is not None:
+            yield name, following.text, arg
+
+
+def _numbers(job: JobDescription, call: ProgramCall) -> dict[str, tuple[int, Argument] | None]:
+    """Return the options of a program that have a number; None for one whose number is unknown. The last of a name
+    counts."""
+    numbers: dict[str, tuple[int, Argument] | None] = {}
+    for name, value, arg in option_values(call):
+        number = job.number(value)
+        numbers[name.replace("_", "-") if name.startswith("--") else name] = (
+            (number, arg) if number is not None else None
+        )
+    return numbers
+
+
+def _place(arg: Argument) -> int:
+    """Return where the option itself stands: in an array further up, perhaps."""
+    return arg.source.where(0)
+
+
+def _parallel_sizes(job: JobDescription, call: ProgramCall) -> dict[str, tuple[int, Argument] | None]:
+    sizes: dict[str, tuple[int, Argument] | None] = {}
+    for name, value, arg in option_values(call):
+        size = SIZE.fullmatch(name)
+        if size:
+            number = job.number(value)
+            sizes[size[1]] = (number, arg) if number else None
+    return sizes
+
+
+def ranks_of(job: JobDescription, launch: LauncherCall) -> int | None:
+    """Return the ranks that a launch starts in all; None if the file does not show it."""
+    if launch.open_ended or launch.open_srun:
+        return None
+    if launch.kind == "python":
+        started = started_by(job, launch)
+        return started.total if started else None
+    if launch.kind == "accelerate":
+        return None if launch.option("config_file") else job.number(launch.value("num_processes"))
+    if launch.kind == "deepspeed":
+        each, nodes = launch.value("num_gpus"), launch.value("num_nodes")
+        if nodes is None and launch.option("hostfile", "H", "include", "i", "exclude", "e"):
+            return None
+    else:
+        each, nodes = launch.value("nproc_per_node"), launch.value("nnodes")
+    ranks, machines = job.number(each), job.number(nodes) if nodes is not None else 1
+    return ranks * machines if ranks and machines else None
+
+
+@error(
+    "parallel-sizes",
+    why="The program checks these numbers when it starts, and stops.",
+    cure="ranks = tensor x pipeline x context x data parallel size",
+    source="Megatron-LM's arguments; torchtitan's ParallelDims",
+    bad="srun --nodes=1 --ntasks=1 torchrun --standalone --nproc_per_node=2 pretrain_gpt.py "
+    "--tensor-model-parallel-size 4",
+    good="srun --nodes=1 --ntasks=1 torchrun --standalone --nproc_per_node=2 pretrain_gpt.py "
+    "--tensor-model-parallel-size 2",
+)
+def parallel_sizes(job: JobDescription) -> Iterator[Violation]:
+    for launch in job.launches:
+        sizes = _parallel_sizes(job, launch.call)
+        if not sizes or None in sizes.values():
+            continue
+        told = {name: size for name in NAMES if (size := sizes.get(name)) is not None}
+        model, ranks = prod(number for number, _ in told.values()), ranks_of(job, launch)
+        place = _place(next(iter(told.values()))[1])
+        if ranks and model > 1 and ranks % model:
+            shown = " x ".join(f"{name} {number}" for name, (number, _) in told.items())
+            equals = f" = {model} ranks" if len(told) > 1 else ""
+            yield Violation(place, f"{shown}{equals} {'do' if equals else 'does'} not divide the {ranks} ranks")
+            continue
+        yield from _batches(_numbers(job, launch.call), ranks // model if ranks else None)
+
+
+def _batches(numbers: dict[str, tuple[int, Argument] | None], replicas: int | None) -> Iterator[Violation]:
+    """Compare Megatron's global batch with the micro batches of all replicas."""
+    whole, micro = numbers.get("--global-batch-size"), numbers.get("--micro-batch-size")
+    if not replicas or not whole or not micro or not micro[0] or "--rampup-batch-size" in numbers:
+        return
+    if whole[0] % (micro[0] * replicas):
+        by = f"{micro[0]} x {replicas} replicas" if replicas > 1 else f"{micro[0]}"
+        text = f"--global-batch-size {whole[0]} is no multiple of --micro-batch-size {by}"
+        yield Violation(_place(whole[1]), text, cure="a multiple of micro batch size x data parallel size")
 
 
 @note(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Argument, ProgramCall, Severity, Violation
-from allranks.analysis.lint.rules import ANY, error, warning
+from allranks.analysis.lint.rules import ANY, error, note, warning
 from allranks.utils.text import lazy_regex
 
 LOCAL = lazy_regex(
@@ -16,6 +17,11 @@ LOCAL = lazy_regex(
 FIXED_NAME = lazy_regex(r"/(?:var/)?tmp/[^$*?{]+\Z")
 PLACE = lazy_regex(r"(?:DIR|HOME|CACHE|FILE|FOLDER|PATH|ROOT)\Z")
 CACHES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "HF_DATASETS_CACHE")
+FOLDERS = (
+    r"(?:check_?points?|ckpts?|models?|weights|data|data_?sets?|outputs?|out|saves|saved|results?|runs|logs|exp|experiments?|"
+    r"pretrained\w*|scratch|src|examples?)/"
+)
+HUB = lazy_regex(rf"--(?:model|dataset|tokenizer|pretrained)\w*(?:[= ])(?!{FOLDERS})[A-Za-z0-9][\w.-]*/[\w.-]+\Z")
 READS = {"cp", "rsync", "tar", "mkdir", "sbcast", "git", "wget", "curl", "unzip", "install", "dd", "ln", "touch"}
 
 
@@ -122,6 +128,51 @@ def unshared(job: JobDescription) -> Iterator[Violation]:
     for item in job.assignments:
         if item.name in CACHES and not item.removed and LOCAL.match(item.value):
             yield Violation(item.offset, f"{item.name}={item.value} is a folder local to each node")
+
+
+@note(
+    "cache-missing",
+    why="The default is ~/.cache/huggingface: home quotas are small, and without a shared home each node downloads the "
+    "model.",
+    cure="export HF_HOME=<a folder that all nodes see>; let one rank prepare data before the others load it",
+    source="huggingface_hub's defaults",
+    bad="srun torchrun --nnodes=2 --nproc_per_node=2 train.py --model_name_or_path mistralai/Mistral-7B-v0.1",
+    good="export HF_HOME=/shared/hf\nsrun torchrun --nnodes=2 --nproc_per_node=2 train.py --model_name_or_path "
+    "mistralai/Mistral-7B-v0.1",
+)
+def missing(job: JobDescription) -> Iterator[Violation]:
+    if not job.multi_node or not job.launches or job.sources_files or job.has(*CACHES, "XDG_CACHE_HOME"):
+        return
+    for launch in job.launches:
+        words = [a.text for a in launch.call.args]
+        pairs = [*words, *(f"{a} {b}" for a, b in pairwise(words))]
+        named = next((p for p in pairs if HUB.match(p)), None)
+        if named or any(a.name.startswith(("HF_", "TRANSFORMERS_")) for a in job.assignments):
+            what = named or "Hugging Face settings"
+            yield Violation(launch.call.offset, f"no HF_HOME for a job of several nodes ({what})")
+            return
+
+
+@warning(
+    "sbcast",
+    why="sbcast copies one file: it overwrites nothing without --force, does not copy folders, and the target folder "
+    "must exist.",
+    cure="use one tar file, sbcast --force, and srun --ntasks-per-node=1 tar -xf",
+    source="tested with Slurm 22.05",
+    bad="sbcast data.tar /tmp/data.tar",
+    good="sbcast --force data.tar /tmp/data.tar",
+)
+def sbcast(job: JobDescription) -> Iterator[Violation]:
+    for call in (c for c in job.calls if c.program == "sbcast"):
+        words = [a.text for a in call.args]
+        if call.in_loop:
+            yield Violation(call.offset, "sbcast in a loop: every call starts a new broadcast", severity="note")
+        forced = any(w == "--force" or re.match(r"-[a-zA-Z]*f", w) for w in words)
+        if not forced and not re.search(r"JOB_?ID|TMPDIR", " ".join(words)):
+            yield Violation(call.offset, "sbcast without --force fails if the file already exists")
+        files = [w for w in words if not w.startswith("-")]
+        if len(files) >= 2 and files[-2].endswith("/"):
+            yield Violation(call.offset, f"sbcast of a folder, {files[-2]}", severity="error")
 
 
 CHOOSES_TASK = lazy_regex(r"SLURM_(?:PROCID|LOCALID)|LOCAL_RANK|OMPI_COMM_WORLD|\bflock\b|\bRANK\b")

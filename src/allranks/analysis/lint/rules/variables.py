@@ -11,7 +11,7 @@ from allranks.analysis.lint.records import Violation
 from allranks.analysis.lint.rules import ANY, also, error, note, warning
 from allranks.planning.env_vars import DEPRECATED_VARIABLES, UNREAD_VARIABLES, is_known_variable, nearest_variable
 from allranks.utils.redaction import holds_secret, whole_tokens
-from allranks.utils.text import lazy_regex, nearest_name
+from allranks.utils.text import lazy_regex
 
 PREFIXES = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "GLOO_")
 
@@ -77,7 +77,7 @@ USUAL = (
     "ROCR_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMEXPR_MAX_THREADS",
     "VECLIB_MAXIMUM_THREADS", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "FI_PROVIDER", "TORCH_NCCL_BLOCKING_WAIT", "PYTHONPATH",
 )  # fmt: skip
-SHORTEST_TYPO = 10
+SHORTEST_TYPO, LONG_NAME = 10, 14
 OTHER_COLLECTIVES = {f"{letter}CCL" for letter in "RHEMXPAOUST"} | {"CNCL", "BKCL"}
 OTHER_NAMES = {"MASTER_ADDRESS": "MASTER_ADDR", "OMP_THREADS": "OMP_NUM_THREADS"}
 
@@ -87,12 +87,28 @@ def _usual_name(name: str) -> str | None:
     swapped."""
     head, _, rest = name.partition("_")
     meant = f"NCCL_{rest}"
-    if head not in OTHER_COLLECTIVES and rest and 3 <= len(head) <= 5 and nearest_name(head, ["NCCL"], 0.75):
+    if head not in OTHER_COLLECTIVES and rest and edits(head, "NCCL", 1) == 1:
         if is_known_variable(meant) or meant in DEPRECATED_VARIABLES:
             return meant
     if len(name) < SHORTEST_TYPO or name in USUAL:
         return OTHER_NAMES.get(name)
-    return OTHER_NAMES.get(name) or nearest_name(name, (known for known in USUAL if known[0] in name[:2]), 0.857)
+    most = 2 if len(name) >= LONG_NAME else 1
+    near = (known for known in USUAL if known[0] in name[:2] and edits(name, known, most) <= most)
+    return OTHER_NAMES.get(name) or next(near, None)
+
+
+def edits(a: str, b: str, most: int) -> int:
+    """Return how many letters to replace, add, remove or swap make `b` of `a`; ``most + 1`` if it is more than that."""
+    if abs(len(a) - len(b)) > most:
+        return most + 1
+    before, row = [0] * (len(b) + 1), list(range(len(b) + 1))
+    for i, left in enumerate(a, start=1):
+        last, before, row = before, row, [i] + [0] * len(b)
+        for j, right in enumerate(b, start=1):
+            row[j] = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (left != right))
+            if i > 1 and j > 1 and left == b[j - 2] and a[i - 2] == right:
+                row[j] = min(row[j], last[j - 2] + 1)
+    return min(row[-1], most + 1)
 
 
 @note(
@@ -222,6 +238,25 @@ def handling_off(job: JobDescription) -> Iterator[Violation]:
             alone = job.is_batch and job.nodes == 1 and job.gpus_per_node == 1 and not job.launches
             text = f"{item.name}=0 switches the watchdog's error handling off"
             yield Violation(item.offset, text, severity="note" if alone else None)
+
+
+@note(
+    "debug-setting",
+    why="The setting is for debugging: copies and communication no longer overlap with computation, and training is "
+    "slower.",
+    cure="remove it",
+    source="CUDA C++ programming guide, environment variables",
+    bad="export CUDA_LAUNCH_BLOCKING=1",
+    good="# no line; for one debugging run: CUDA_LAUNCH_BLOCKING=1 sbatch job.sbatch",
+    files=ANY,
+)
+def debugging(job: JobDescription) -> Iterator[Violation]:
+    for item in job.assignments:
+        if item.name in ("CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL") and item.value in (
+            "1",
+            "3",
+        ):
+            yield Violation(item.offset, f"{item.name}={item.value} makes every kernel wait for the one before")
 
 
 @note(
@@ -424,6 +459,30 @@ NEEDED_OPTIONS = {
     **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS"), OF_TASKS),
     **dict.fromkeys(("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_JOB_ID"), ("array",)),
 }
+
+
+@note(
+    "slurm-tmpdir",
+    why="Slurm does not set SLURM_TMPDIR; only the prologs of some clusters do. Elsewhere it is empty, and "
+    "$SLURM_TMPDIR/x is /x.",
+    cure="${SLURM_TMPDIR:-/tmp/$USER.$SLURM_JOB_ID}, created with mkdir -p on every node",
+    source="tested with Slurm 22.05",
+    bad="cp data.tar $SLURM_TMPDIR/",
+    good='cp data.tar "${SLURM_TMPDIR:-/tmp/$USER.$SLURM_JOB_ID}/"',
+)
+def tmpdir(job: JobDescription) -> Iterator[Violation]:
+    if job.has("SLURM_TMPDIR"):
+        return
+    for use in job.uses:
+        if (
+            use.name == "SLURM_TMPDIR"
+            and not use.operator.startswith((":-", "-", ":+", "+", ":?", "?"))
+            and use.program not in ("[", "[[", "test")
+        ):
+            guarded = any(u.program in ("[", "[[", "test") or u.operator for u in job.uses if u.name == "SLURM_TMPDIR")
+            if not guarded:
+                yield Violation(use.offset, "$SLURM_TMPDIR is empty on a cluster that does not set it", severity="note")
+            return
 
 
 @warning(
