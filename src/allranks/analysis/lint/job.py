@@ -44,6 +44,7 @@ NERSC_EXCLUSIVE_QOS = {"regular", "debug", "premium", "preempt", "overrun", "rea
 SETS_PATHS_ONLY = lazy_regex(
     r"(?:activate|(?:conda|mamba)[\w-]*\.sh|bashrc|profile|modules?\.sh|init/(?:ba)?sh|lmod\S*|z00\S*)\Z"
 )
+# Modules of compilers, CUDA, Python and containers, which set paths, but neither addresses nor ports.
 STARTS = lazy_regex(
     r"\s*(?:srun|mpirun|mpiexec|jsrun|torchrun|deepspeed|accelerate\s+launch|python[\d.]*\s.*-m\s+torch\.distributed)\b"
 )
@@ -347,6 +348,12 @@ class JobDescription:
         return [steps[offset] for offset in sorted(steps)]
 
     @cached_property
+    def work_calls(self) -> list[ProgramCall]:
+        """Return the launches, and the Python programs that start without a launcher."""
+        launched = [la.call for la in self.launches]
+        return [*launched, *(c for c in self.calls if PYTHON.match(c.program) and _runs_file(c) and c not in launched)]
+
+    @cached_property
     def chooses_launcher(self) -> bool:
         """Return whether a variable has one of several commands, one of which starts ranks: the reader knows only the
         last."""
@@ -398,6 +405,10 @@ class JobDescription:
     def all_values(self) -> list[Assignment]:
         """Return all assignments; `unset NAME` is none."""
         return [a for a in self.assignments if not a.removed]
+
+    def set_values_named(self, name: str, part: str) -> bool:
+        """Return whether the variable gets a value that contains a text."""
+        return any(part in a.value for a in self.by_name.get(name, ()))
 
     def is_copy(self, item: Assignment) -> bool:
         """Return whether the value is that of another assignment, at which a finding stands already: ``export
