@@ -288,7 +288,10 @@ class _CommandReader:
         args = self._args(words)
         if not args:
             return
-        redirects = tuple(Redirect(r.token.operator, self._target(r)) for r in self.raw.redirects)
+        redirects = tuple(
+            Redirect(r.token.operator, restore_variables(self._flatten(r.target.parts).text) if r.target else "")
+            for r in self.raw.redirects
+        )
         raw, shared_prefix = self.raw, tuple(prefix)
 
         def make(
@@ -307,9 +310,6 @@ class _CommandReader:
         inner = opened.calls[-1].under if opened.calls else self.under
         self.reading.assignments += [msgspec.structs.replace(a, under=inner) for a in prefix]
         self._inner(opened.script, opened.calls)
-
-    def _target(self, redirect: RawRedirect) -> str:
-        return restore_variables(self._flatten(redirect.target.parts).text) if redirect.target else ""
 
     def _inner(self, script: Argument | None, calls: tuple[ProgramCall, ...]) -> None:
         """Read the script of a nested shell: the word after ``-c``, a here-document, or a file written before."""

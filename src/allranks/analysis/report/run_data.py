@@ -244,7 +244,8 @@ def read_run_data(run: RunDir) -> RunData:
         run_args=sanitize_tree(as_dict(read_json(run.run_args))),
         preflight=sanitize_tree(as_dicts(read_json(run.preflight))),
         spec=_spec(run.spec),
-        histories=_histories(run),
+        # one rank at a time: the checked records are much smaller than the events
+        histories={rank: read_history(read_events(path)) for rank, path in run.event_files().items()},
         telemetry=_telemetry(run),
         checkpoints={step: _checkpoint(run.checkpoint(step)) for step in run.checkpoint_steps()},
         log=None,
@@ -252,11 +253,6 @@ def read_run_data(run: RunDir) -> RunData:
         ends=_ends(run),
     )
     return data if data.status != "failed" else _with_log(run, data)
-
-
-def _histories(run: RunDir) -> dict[int, RankHistory]:
-    # one rank at a time: the checked records are much smaller than the events
-    return {rank: read_history(read_events(path)) for rank, path in run.event_files().items()}
 
 
 def _ends(run: RunDir) -> list[dict[str, Any]]:

@@ -118,7 +118,7 @@ def _pair_by_order(found: PairingResult, ordered: dict[int, list[Collective]], b
     rows: dict[Key, dict[int, list[Collective]]] = defaultdict(lambda: defaultdict(list))
     for rank, collectives in ordered.items():
         for c in collectives:
-            rows[_order_key(c, by_step)][rank].append(c)
+            rows[c.step if by_step else None, c.group, _route(c), _common_bytes(c)][rank].append(c)
     steps = [c.step for found in ordered.values() for c in found if c.step is not None]
     for members in rows.values():
         first = next(iter(members.values()))[0]
@@ -134,10 +134,6 @@ def _pair_by_order(found: PairingResult, ordered: dict[int, list[Collective]], b
                 found.unpaired += list(group.items())
             else:
                 _keep(found, f"{_order_name(first)}, number {n + 1}", False, group, expected)
-
-
-def _order_key(c: Collective, by_step: bool) -> Key:
-    return (c.step if by_step else None, c.group, _route(c), _common_bytes(c))
 
 
 def _common_bytes(c: Collective) -> int | None:

@@ -153,15 +153,10 @@ def _known(slurm: Slurm, key: str | None) -> str:
         names = sorted(set(slurm.call("sinfo", "--noheader", "--format=%R").stdout.split()))
         return f"; there are {', '.join(names)}" if names else ""
     if key in ("account", "qos"):
-        shown = slurm.call(
-            "sacctmgr", "-nP", "show", "associations", f"user={_user()}", "format=account"
-        ).stdout.split()
+        user = os.environ.get("USER") or str(os.getuid())
+        shown = slurm.call("sacctmgr", "-nP", "show", "associations", f"user={user}", "format=account").stdout.split()
         return f"; you have {', '.join(sorted(set(shown)))}" if shown else ""
     return ""
-
-
-def _user() -> str:
-    return os.environ.get("USER") or str(os.getuid())
 
 
 @contextmanager

@@ -44,15 +44,12 @@ class SampleOrder:
                 "use fewer ranks, more rows, data.packing: none, or a smaller data.max_length"
             )
         self.n, self._seed, self._batch, self._rank, self._world = n, seed, batch, rank, world_size
-        self._epoch = lru_cache(maxsize=2)(self._shuffled)
+        self._epoch = lru_cache(maxsize=2)(lambda epoch: shuffle(n, seed, epoch + 1))
 
     @property
     def micro_steps(self) -> int:
         """The micro-steps of a step."""
         return self._batch.grad_accum
-
-    def _shuffled(self, epoch: int) -> Rows:
-        return shuffle(self.n, self._seed, epoch + 1)
 
     def at(self, positions: Rows) -> Rows:
         """Return the sequences at positions of the infinite stream."""
