@@ -19,17 +19,14 @@ __all__ = ["__version__", "load_spec", "plan", "report", "resume", "run"]
 
 
 def report(*, step: Any = None, loss: Any = None, tokens: Any = None) -> None:
-    """Tell the progress of your own program (``script:``). Does nothing outside a run of allranks. Never raises for a
-    value.
+    """Report your program's progress (``script:``). Does nothing outside a run of allranks. Never raises for a value.
 
-    Call it after each step, on rank 0 or on all ranks. It takes microseconds; the run folder gets at most one record
-    per second.
+    Call it after each step, on rank 0 or on all ranks. It takes microseconds; at most one record per second is saved.
 
     Args:
         step: number of the step that is done.
         loss: its training loss: a number, or anything that ``float()`` accepts. A tensor on a GPU is waited for.
-        tokens: tokens that this rank has processed since its last report; the tokens of all ranks that report are added
-        up.
+        tokens: tokens that this rank has processed since its last report; summed over the ranks that report.
     """
     events = sys.modules.get("allranks.rundir.events")  # loaded in the ranks of a run; the reporter writes only there
     if events is not None:

@@ -52,8 +52,7 @@ _ALLOWED = frozenset(_OPCODES.split())
 class CollectiveCall(Struct, frozen=True, kw_only=True):
     """One collective that a rank has called.
 
-    ``sizes`` are those of its inputs; ``done``: it has completed on this rank; ``where``: the program's line,
-    ``file:line:function``.
+    ``sizes``: of its inputs; ``done``: completed on this rank; ``where``: the program's line, ``file:line:function``.
     """
 
     group: str
@@ -71,8 +70,7 @@ C = TypeVar("C", bound=CollectiveCall)
 class OpenCollective(Struct, Generic[C], frozen=True):
     """The first collective of a group that is unfinished on a rank.
 
-    ``calls``: by rank, what was called as this number of the group. ``absent``: ranks whose last call in the group is
-    an earlier one.
+    ``calls``: each rank's call of this number. ``absent``: ranks whose last call in the group is earlier.
     """
 
     group: str
@@ -87,8 +85,7 @@ class OpenCollective(Struct, Generic[C], frozen=True):
 
     @property
     def differs(self) -> bool:
-        """Return whether the ranks called different operations, or one operation with sizes that must be equal and are
-        not."""
+        """Return whether the ranks called different operations, or one with sizes that must be equal and are not."""
         return len({c.op for c in self.calls.values() if c.op}) > 1 or any(len(s) > 1 for s in self._sizes())
 
     @property
@@ -184,8 +181,7 @@ def read_flight_record(path: Path) -> FlightRecord:
 
 
 def _load_items(reader: Any) -> None:
-    """Refuse keys whose hash is expensive or can be made to collide: tuples (nested ones also exhaust C's stack), large
-    integers."""
+    """Refuse keys whose hash is slow or can collide: tuples (nested ones also exhaust C's stack), large integers."""
     values = reader.pop_mark()
     for key in values[::2]:
         if not isinstance(key, str) and not (isinstance(key, int) and abs(key) < 1 << 60):
@@ -200,8 +196,7 @@ def _load_item(reader: Any) -> None:
 
 
 class _PlainUnpickler(pickle._Unpickler):
-    """Build numbers, texts, lists, tuples and dictionaries; nothing is imported. `_ALLOWED` leaves no other object to
-    call."""
+    """Build numbers, texts, lists, tuples, dictionaries; import nothing. `_ALLOWED` leaves no other object to call."""
 
     dispatch: ClassVar[dict[int, Any]] = {
         **pickle._Unpickler.dispatch,

@@ -29,8 +29,7 @@ from allranks.utils.text import as_dict, as_dicts, finite_float, finite_int
 
 
 def count_connections(paths: Iterable[Path]) -> dict[str, int]:
-    """Count connections between ranks by interface, such as ``{"TCP/eth0": 12}``, in the newest attempt of each run
-    folder."""
+    """Count connections between ranks by interface (``{"TCP/eth0": 12}``) in each run folder's newest attempt."""
     counts: dict[str, int] = {}
     for run in started_runs(paths):
         for file in sorted(run.logs_of(max(run.attempts(), default=1)).glob("*.connections.json")):
@@ -43,8 +42,7 @@ VERSIONS = ("nccl", "torch", "driver")
 
 
 def describe_health(case: DiagnosisCase, connections: dict[str, int] | None = None) -> JobHealth:
-    """Return the facts of a job, from lines of NCCL and the program, and the connections that a run of allranks
-    recorded."""
+    """Return the facts of a job from lines of NCCL and the program, and from connections recorded by allranks."""
     transports = dict(connections or {})
     for scan in case.scans:
         for via, count in scan.transports.items():
@@ -238,8 +236,7 @@ _MISSING = "not set"
 
 
 def compare_with_last_good(paths: list[Path]) -> LastGoodRun | None:
-    """Return the comparison for the first run folder among `paths`; None if there is none, or no successful run beside
-    it."""
+    """Return the comparison for the first run folder in `paths`; None without one, or with no good run beside it."""
     for run in started_runs(path.absolute() for path in paths):
         good = _newest_good(run)
         return _compare(good, run) if good is not None else None

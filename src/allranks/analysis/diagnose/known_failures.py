@@ -1,5 +1,4 @@
-"""List the forty known failures of the field notes (known_failures.json), and how each is prevented, refused or
-diagnosed."""
+"""List the field notes' forty known failures (known_failures.json), and how each is prevented, refused or diagnosed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Split a line of a log into emitter, severity, subject (rank, host) and text.
 
-The emitter decides how a text is read: `No space left on device` of the kernel, of NCCL and of Python are different
-failures. A class of the catalogue names the emitters whose lines it accepts. A line whose emitter is not recognised
-belongs to the program.
+The emitter decides how a text is read: `No space left on device` of the kernel, NCCL and Python are different failures.
+A class names the emitters whose lines it accepts. A line whose emitter is not recognised belongs to the program.
 """
 
 from __future__ import annotations
@@ -94,8 +93,7 @@ class LogLine(Struct, frozen=True):
     severity: str = ""
 
     def identified(self) -> LogLine:
-        """Return the line with its emitter and severity. Most lines are never asked for them, and finding them costs
-        more than the rest."""
+        """Return the line with emitter and severity. Few lines need them, and they cost more to find than the rest."""
         ours = self.text.startswith('{"event"') and '"known":true' in self.text
         emitter = "allranks" if ours else self.emitter or emitter_of(self.text[:EMITTER_REACH])
         return structs.replace(self, emitter=emitter, severity=severity_of(self.text))
@@ -227,8 +225,7 @@ _RAY_DAEMONS = ("raylet", "gcs_server")
 
 
 def parse_line(text: str, labelled: bool) -> LogLine:
-    """Split a line: strip the prefixes of srun, torchrun, Ray, syslog and NCCL, which name its subject and may name its
-    emitter."""
+    """Split a line: strip the prefixes of srun, torchrun, Ray, syslog and NCCL, which name its subject or emitter."""
     emitter, task = "", None
     if labelled and (match := _TASK.match(text)):
         task, text = int(match["task"]), text[match.end() :]

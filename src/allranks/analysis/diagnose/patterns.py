@@ -1,5 +1,4 @@
-"""Patterns and failure classes, and a search for the literal words (anchors) that select the patterns to try on a
-line."""
+"""Patterns and failure classes, and a search for literal words (anchors) that selects the patterns to try on a line."""
 
 from __future__ import annotations
 
@@ -112,8 +111,7 @@ class FailureClass(Struct, frozen=True, kw_only=True):
     measured: bool = False
 
     def accepts(self, emitter: str) -> bool:
-        """Return whether a line of this emitter may show the class; what allranks itself wrote shows it only if the
-        class says so."""
+        """Return whether a line of this emitter may show the class; a line of allranks only if the class says so."""
         return emitter in self.emitters if self.emitters else emitter != "allranks"
 
 
@@ -286,8 +284,7 @@ class LiteralPrefilter:
         return [rule for rule in rules if any(anchor in words for anchor in rule.anchors)]
 
     def telling(self, text: bytes) -> set[int]:
-        """Return the indices of the lines of a text that may contain an anchor. One search for all lines is much faster
-        than one each."""
+        """Return indices of a text's lines that may contain an anchor. One search for all is faster than one each."""
         words = normalized(text)
         heads, tail = self._fast if len(text) >= FAST_BYTES else ((self._head,), self._tail)
         places = [found.start() for head in heads for found in head.finditer(words)]
@@ -301,8 +298,7 @@ class LiteralPrefilter:
 
     @cached_property
     def _fast(self) -> tuple[tuple[re.Pattern[bytes], ...], re.Pattern[bytes]]:
-        """Patterns without groups, for anchors after a blank and after a digit: `re` finds one literal much faster than
-        one of two."""
+        """Patterns without groups for anchors after a blank or digit: `re` finds one literal faster than one of two."""
         heads = _trie(self._heads)
         tail = re.compile(b" (?=" + _trie(self._tails) + b")")
         return (re.compile(b" (?=" + heads + b")"), re.compile(b"0(?=" + heads + b")")), tail

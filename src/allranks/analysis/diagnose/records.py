@@ -20,9 +20,8 @@ from allranks.analysis.flight_recorder import FlightRecord
 class LogSignal(Struct, kw_only=True):
     """One matched line.
 
-    ``kind`` is class, fact, sign or benign; ``owner`` the class, fact, sign or message. ``frames`` are the nearest
-    traceback's ``file:function``, outermost first. ``dated``: the line itself has a time stamp. ``file`` is an index
-    into the scanned files.
+    ``kind`` is class, fact, sign or benign; ``owner`` the class, fact, sign or message. ``frames``: the nearest
+    traceback's ``file:function``, outermost first. ``dated``: has a time stamp. ``file``: index into the scanned files.
     """
 
     kind: str
@@ -124,8 +123,7 @@ class DiagnosisFinding(Struct, frozen=True, kw_only=True):
 
 
 class UnexplainedFailure(Struct, frozen=True, kw_only=True):
-    """A failure whose cause is not in the logs: the lines that show it, who wrote them, and which log may have the
-    cause."""
+    """A failure without a cause in the logs: lines that show it, who wrote them, and which log may have the cause."""
 
     says: str
     emitter: str
@@ -355,11 +353,9 @@ class DiagnosisCase:
         return tally.last_line if tally else signal.line
 
     def survived(self, signal: LogSignal) -> bool:
-        """Return whether the job went on after the last of these messages: `SURVIVAL_LINES` lines of progress, or its
-        completion.
+        """Return whether the job went on after the last of these messages: `SURVIVAL_LINES` of progress, or completion.
 
-        One line of progress may be another rank's, which did not yet know of the failure. Nothing is survived that a
-        user interrupted.
+        One line of progress may be another rank's, not yet aware of the failure. A user's interrupt is never survived.
         """
         if "interrupt" in signal.groups:
             return False
@@ -369,8 +365,7 @@ class DiagnosisCase:
         return later >= SURVIVAL_LINES or (done and (later > 0 or signal.emitter not in ENDING_EMITTERS))
 
     def repeats_to_end(self, signal: LogSignal) -> bool:
-        """Return whether messages of this rule, at least `REPEATED`, go on to the end of the file's progress, as often
-        as before."""
+        """Return whether messages of this rule (at least `REPEATED`) go on as often as before until progress ends."""
         scan = self.scans[signal.file]
         tally = scan.tallies.get(signal.rule)
         if tally is None or tally.count < REPEATED:

@@ -1,8 +1,6 @@
-"""Read how a run of allranks ended from its own records: the first evidence of its diagnosis, and what `run` and
-`report` say.
+"""Read how a run of allranks ended from its records: first evidence of a diagnosis, and what `run` and `report` say.
 
-`failure_of` gives the class, rank and host of the sentence with which a run ended. `launch.outcome` saves them in
-metrics.json.
+`failure_of` gives the class, rank and host of a run's final message; `launch.outcome` saves them in metrics.json.
 """
 
 from __future__ import annotations
@@ -58,8 +56,7 @@ _RANK = re.compile(r"\brank (?P<rank>\d+)\b(?: on (?P<host>[A-Za-z][\w.-]*))?")
 
 
 class RunFailure(Struct, frozen=True, kw_only=True):
-    """Class of the failure with which a run ended, and the rank and host that failed first. ``attempt``: the attempt
-    that ended so."""
+    """Class of the failure that ended attempt ``attempt`` of a run, and the rank and host that failed first."""
 
     id: str
     rank: int | None = None
@@ -78,8 +75,7 @@ def failure_of(run: RunDir, message: str) -> RunFailure:
 
 
 def failure_headline(metrics: dict[str, Any], run: str) -> str:
-    """Return what, where and what to do, as `diagnose` begins, for ``failure`` of metrics.json; empty if there is
-    none."""
+    """Return what, where and what to do, as `diagnose` begins, for metrics.json's ``failure``; empty without one."""
     failure, message = metrics.get("failure"), str(metrics.get("message"))
     if not isinstance(failure, dict) or (entry := CATALOGUE.get(str(failure.get("id")))) is None:
         return ""
@@ -131,8 +127,7 @@ def class_of_text(text: str) -> str:
 
 
 def read_outcomes(paths: Sequence[Path]) -> list[tuple[str, int, str, RunFailure]]:
-    """Return the recorded failure of each run folder: its metrics.json, the line of the message, the message, and the
-    failure."""
+    """Return each run folder's recorded failure: its metrics.json, the message's line, the message, the failure."""
     outcomes = []
     for run in started_runs(paths):
         metrics = read_record(run.metrics)

@@ -145,8 +145,7 @@ class Scanner:
                 yield i, verdict
 
     def _classify(self, state: _FileState, line: bytes, form: bytes) -> MatchingRules:
-        """Return the rules that may match lines of this form: those that match this line, and those that depend on its
-        digits."""
+        """Return the rules that may match lines of this form: those that match this one or depend on its digits."""
         if len(line) > LONG_LINE:
             return tuple(self.gate.candidates(line))
         candidates = self.gate.candidates(line)
@@ -304,8 +303,7 @@ class _FileState:
         return self.out
 
     def ignores(self, meaning: Meaning, number: int) -> bool:
-        """Return whether a message belongs to an exception that Python said to ignore; the exception itself ends its
-        block."""
+        """Return whether a message is of an exception that Python said it ignores; the exception ends its block."""
         if number - self.ignored_from > IGNORED_LINES:
             return False
         if meaning.owner == "exception":
@@ -468,8 +466,7 @@ class _FileState:
 
 
 def _time_near(raw: str, lines: list[bytes], i: int) -> float | None:
-    """Return the line's own time stamp, or the nearest one before or after; srun's exit messages are dated by the next
-    one."""
+    """Return the line's time stamp, or the nearest one before or after; the next one dates srun's exit messages."""
     time = timestamp_of(raw)
     if time is not None:
         return time

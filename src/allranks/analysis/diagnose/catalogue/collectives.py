@@ -1,5 +1,4 @@
-"""Failure classes of collectives: the first collective, mismatched calls, checkpoints, hangs, and their consequences on
-other ranks."""
+"""Failure classes of collectives: the first one, mismatched calls, checkpoints, hangs, and effects on other ranks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Patterns of log messages that are not failures: job facts (ranks, transports), training progress, and harmless
-warnings with reasons."""
+"""Patterns of messages other than failures: job facts (ranks, transports), progress, harmless warnings with reasons."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Failure classes of the network: rendezvous, ports and interfaces (ranks that cannot find each other), then broken
-links, RDMA errors and slow transports."""
+"""Failure classes of the network: rendezvous, ports, interfaces, then broken links, RDMA errors and slow transports."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Failure classes of programs: scripts, paths, SSH launchers, library conflicts, misuse of DDP, FSDP and DeepSpeed,
-exceptions."""
+"""Failures of programs: scripts, paths, SSH launchers, library conflicts, exceptions, misused DDP, FSDP, DeepSpeed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Parsers of structured messages: each reads its fields and decides by their values, where a pattern could only find
-words.
+"""Parsers of structured messages: each decides by the values of fields, where a pattern could only find words.
 
-A parser is one `StructuredMessage`: a pattern that finds the message and takes its fields, and a function that returns
-what they mean.
+A parser is a `StructuredMessage`: a pattern that finds the message and its fields, and a function that interprets them.
 """
 
 from __future__ import annotations

@@ -253,8 +253,7 @@ def _sign(signal: LogSignal) -> FailureSign | None:
 def decide(
     case: DiagnosisCase, candidates: list[CandidateCause]
 ) -> tuple[Verdict, list[CandidateCause], UnexplainedFailure | None]:
-    """Return the verdict, the candidates that remain findings, and the description of a failure that no finding
-    explains."""
+    """Return the verdict, the candidates that remain findings, and a description of a failure that none explains."""
     signs = find_signs(case)
     kept = candidates if signs else [c for c in candidates if not _is_remark(case, c)]
     if kept:
@@ -330,8 +329,7 @@ _REPORTING = frozenset({"launcher", "mpi", "shell", "slurm_client", "slurm_daemo
 
 
 def only_reported(candidate: CandidateCause) -> bool:
-    """Return whether all that is known of a crash is the signal, by the report of a launcher, a shell or the
-    scheduler."""
+    """Return whether only the signal of a crash is known, by the report of a launcher, a shell or the scheduler."""
     own = [s for s in candidate.signals if s.kind == "class"]
     return (
         candidate.id == "rank_died"
@@ -415,8 +413,7 @@ def _finding(case: DiagnosisCase, candidate: CandidateCause, end: FirstExit, con
 
 
 def _count(case: DiagnosisCase, signals: list[LogSignal]) -> int:
-    """Estimate the number of matching lines: several rules may match one line, so the busiest rule of each file
-    counts."""
+    """Estimate the number of matching lines; several rules may match one, so each file's busiest rule counts."""
     busiest: dict[int, int] = {}
     for file, rule in {(s.file, s.rule) for s in signals if s.rule >= 0}:
         busiest[file] = max(busiest.get(file, 0), case.scans[file].tallies[rule].count)

@@ -29,8 +29,7 @@ _GENERAL = frozenset({"Error", "Exception", "Failure", "Timeout", "Exit", "Inter
 
 
 def detect_exceptions(case: DiagnosisCase) -> None:
-    """Propose `application_error` for exceptions that no class explains; do not guess from bare communication
-    errors."""
+    """Propose `application_error` for exceptions that no class explains, but not for bare communication errors."""
     explained = {(s.file, s.line) for s in case.signals if s.kind in ("class", "benign")}
     if "output_not_writable" in case.candidates:
         explained |= {(s.file, s.line) for s in case.candidates["output_not_writable"].signals}
@@ -107,8 +106,7 @@ def _explain(case: DiagnosisCase, candidate: CandidateCause, first: LogSignal) -
 
 
 def own_place(signal: LogSignal) -> str:
-    """Return the innermost line of the program itself in a traceback, ``file:line in function``; empty if there is
-    none."""
+    """Return the program's own innermost line in a traceback, ``file:line in function``; empty if there is none."""
     own = (p for p in reversed(signal.places) if not is_library_file(p) and "/allranks/" not in p)
     return next(own, "")
 
@@ -164,8 +162,7 @@ NEAR_FRAMES = 5
 
 
 def detect_unwritable_output(case: DiagnosisCase) -> None:
-    """Propose `output_not_writable` for a file that could not be opened in a function that writes: the message itself
-    does not say it."""
+    """Propose `output_not_writable` if a function that writes could not open a file; the message does not say so."""
     if {"disk_full", "output_not_writable"} & case.candidates.keys():
         return
     for signal in case.facts("exception"):

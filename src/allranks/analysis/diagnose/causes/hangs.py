@@ -114,8 +114,7 @@ def _mismatched_calls(case: DiagnosisCase, works: list[TimedOutCollective]) -> N
 
 
 def _sizes_by_rule(told: list[TimedOutCollective]) -> list[str]:
-    """Return the sizes of each report, of inputs or else of outputs, if they must be equal and are not; else
-    nothing."""
+    """Return each report's sizes, of inputs or else of outputs, if they must be equal and are not; else nothing."""
     rule = size_rule(told[0].op or "")
     for required, sizes in (
         (rule is not None and rule.inputs, [w.size for w in told]),
@@ -127,8 +126,7 @@ def _sizes_by_rule(told: list[TimedOutCollective]) -> list[str]:
 
 
 def _checkpoint(case: DiagnosisCase, works: list[TimedOutCollective], signals: list[LogSignal]) -> None:
-    """Detect a checkpoint, from stack frames, from the last messages before the timeout, or from a gather as large as a
-    model."""
+    """Detect a checkpoint from stack frames, the last messages before the timeout, or a gather as large as a model."""
     in_frames = [s for s in (*signals, *case.facts("exception")) if any(map(is_checkpoint_frame, s.frames))]
     in_frames += [
         s for s in case.facts("fr_frame") if is_checkpoint_frame(f"{s.groups['path']}:{s.groups['function']}")
@@ -246,8 +244,7 @@ def _group(signal: LogSignal) -> str | None:
 
 
 def _missing(case: DiagnosisCase, works: list[TimedOutCollective], signals: list[LogSignal]) -> None:
-    """Report ranks of the group without a timeout report. A rank that dumped on request of another may also have
-    waited."""
+    """Report ranks of the group without a timeout report. A rank that dumped on another's request may have waited."""
     told = {w.rank for w in works if w.rank is not None}
     candidate = case.propose("collective_hang", POSSIBLE, signals)
     size = _group_size(works) or (case.world_size if len(case.scans) > 1 else None)
@@ -467,8 +464,7 @@ NO_RANK_SCORE = 0.7  # all ranks waited in the same place
 
 
 def detect_monitored_hang(case: DiagnosisCase) -> None:
-    """Propose the cause that a hang event reports. The stacks and calls that were recorded with it are read by other
-    detectors."""
+    """Propose the cause that a hang event reports. Other detectors read the stacks and calls recorded with it."""
     for signal in case.facts("event_hang"):
         told = signal.groups
         kind = told["kind"] if told["kind"] in CATALOGUE else "collective_hang"
@@ -491,15 +487,13 @@ _NEVER_JOINED = re.compile(r"it never joined collective .*?\. It is in (?P<where
 
 
 def is_outside(message: str) -> bool:
-    """Return whether the hang watch found the stalled rank in no collective at all, so that its own work is the
-    cause."""
+    """Return whether the hang watch found the stalled rank in no collective, so that its own work is the cause."""
     match = _NEVER_JOINED.search(message)
     return match is not None and "torch/distributed/" not in match["where"]
 
 
 def detect_size_mismatch(case: DiagnosisCase) -> None:
-    """Say what Gloo's error about sizes shows, and what not: the rank that aborts is the one that received more than it
-    expected."""
+    """Say what Gloo's error about sizes shows, and what not: the aborting rank received more than it expected."""
     candidate = case.candidates.get("collective_mismatch")
     if candidate is None or case.facts("event_hang"):
         return

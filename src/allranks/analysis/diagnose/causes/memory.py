@@ -61,8 +61,7 @@ def _in_the_optimizer(signal: LogSignal) -> bool:
 
 
 def _in_a_closure(signal: LogSignal) -> bool:
-    """Return whether the optimizer's step had called the program's closure: its forward or backward pass needed the
-    memory."""
+    """Return whether the optimizer's step called the closure: its forward or backward pass needed the memory."""
     called = max((i for i, f in enumerate(signal.frames) if _CLOSURE.search(f)), default=-1)
     return called >= 0 and not any(_OPTIMIZER.search(f) for f in signal.frames[called + 1 :])
 

@@ -66,8 +66,7 @@ def _fallback(case: DiagnosisCase) -> None:
 
 
 def _asked_for(case: DiagnosisCase) -> list[LogSignal]:
-    """Return settings that only make sense with RDMA. Without them, a missing device is normal on an Ethernet
-    cluster."""
+    """Return settings that only make sense with RDMA. Without them, a missing device is normal on Ethernet."""
     return [
         s
         for s in case.facts("nccl_env")

@@ -72,8 +72,7 @@ class FirstExit(Struct, frozen=True):
 
 
 def first_exit(case: DiagnosisCase) -> FirstExit:
-    """Return the agent's root cause; else the first task that srun reports as failed (with its rank if each task is one
-    rank)."""
+    """Return the agent's root cause; else the first task that srun reports failed (with rank if each task is one)."""
     noted = sort_by_time(case.facts("rank_end"))
     if noted:
         return FirstExit(noted[0].host, noted[0].rank)
@@ -203,8 +202,7 @@ def detect_failed_node(case: DiagnosisCase) -> None:
 
 
 def detect_non_finite_loss(case: DiagnosisCase) -> None:
-    """Say when the loss was not finite for the first time. No rank is named: gradients are averaged before anybody
-    prints a loss."""
+    """Say when the loss was first not finite. No rank is named: gradients are averaged before a loss is printed."""
     candidate = case.candidates.get("loss_not_finite")
     if candidate is None:
         return
