@@ -316,8 +316,7 @@ class Agent:
         self._deadline = min(self._deadline, now + self._plan.grace_s)
 
     def _stop_expired(self, now: float) -> bool:
-        """Return whether the ranks have had their time for a checkpoint, or a user's own program its grace period,
-        without the driver."""
+        """Return whether, without the driver, a checkpoint's time or a user program's grace period has passed."""
         least_s = STOP_GRACE_S if self._plan.grace_s is None else self._plan.grace_s
         self._limit = self._limit or StopLimit(self._run, self._plan, least_s, min(self._pages))
         return self._limit.expired(now)
@@ -371,8 +370,7 @@ class Agent:
             logging.warning("the record of this node cannot be written: %s", error)
 
     def _node_environment(self) -> None:
-        """Set variables that only this node can determine, and those decided for it; the job's environment takes
-        precedence."""
+        """Set, unless the job has, variables that only this node can determine, and those decided for it."""
         os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(usable_cpus(), self._plan.procs_per_node)))
         policy = self._policy
         mine = next((node for name in self._names if policy and (node := policy.of(name))), None)

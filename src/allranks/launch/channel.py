@@ -63,8 +63,7 @@ class AgentLink(msgspec.Struct, frozen=True, kw_only=True):
     """The driver's knowledge of one node's agent.
 
     ``heard_at`` and ``closed_at`` are `time.monotonic` times. ``closed`` is empty while the connection is open,
-    `CLOSED` if the agent's kernel closed it (the process is gone, the node is alive), `UNREACHABLE` if the network
-    failed.
+    `CLOSED` if the agent's kernel closed it (process gone, node alive), `UNREACHABLE` if the network failed.
     """
 
     report: AgentReport

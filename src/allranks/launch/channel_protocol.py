@@ -82,8 +82,7 @@ def open_session(token: str, sent: bytes, answered: bytes, *, server: bool) -> t
 
 
 class FrameWriter:
-    """Convert messages to frames: length (4 bytes, big endian), HMAC (32 bytes), content. `key` is that of one
-    direction."""
+    """Convert messages to frames: length (4 bytes, big endian), HMAC (32 bytes), content. `key`: of one direction."""
 
     def __init__(self, key: bytes) -> None:
         self._key, self._count = key, 0
@@ -198,8 +197,7 @@ class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A program of `nodes.probes` that some nodes are to run; they have it in their own allranks, only its name is
-    sent."""
+    """A program of `nodes.probes` that some nodes are to run from their own allranks; only its name is sent."""
 
     number: int
     nodes: list[int]

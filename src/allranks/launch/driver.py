@@ -149,8 +149,7 @@ class Driver:
         return EXIT_FAILED
 
     def _resume_args(self, attempt: int) -> dict[str, object]:
-        """Return the arguments with which a later start of the job resumes from the newest full checkpoint, if there is
-        one."""
+        """Return arguments for a later start of the job to resume from the newest full checkpoint, if there is one."""
         given = read_json(self._run.logs / "resume.json")
         if attempt == 1:
             return {}
@@ -347,8 +346,7 @@ class Driver:
         return own_address_towards(first)  # in an allocation, on another machine
 
     def _wait(self, step: SrunStep, supervisor: Supervisor) -> int:
-        """Wait for the end of the agents' job step, for a bounded time after all agents have ended or were ordered to
-        end."""
+        """Wait for the agents' job step to end, for a bounded time after all agents ended or were ordered to end."""
         reported: set[int] = set()
         ended_since = ordered_since = math.inf
         ending = False

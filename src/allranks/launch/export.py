@@ -1,5 +1,4 @@
-"""Export a run's checkpoint as a Hugging Face folder and verify it before publication; write its model card. No torch
-in this process."""
+"""Export a checkpoint as a Hugging Face folder with a model card; verify it before publication. No torch here."""
 
 from __future__ import annotations
 

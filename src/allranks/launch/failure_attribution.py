@@ -32,8 +32,7 @@ class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
     ``exitcode`` is negative for a signal. ``done``: the rank reported completion before it exited. ``ended_by_agent``:
     the agent killed it for a known reason, which is never the cause of a failure. ``failure``: the error that the rank
     wrote to its heartbeat page, type and message. ``killed_for_memory``, of a rank that ended by SIGKILL: whether the
-    kernel has ended a process of this machine for lack of memory since the rank's start; None where the kernel does not
-    count that.
+    kernel has ended a process of this machine for lack of memory since the rank's start; None if it is not counted.
     """
 
     rank: int
@@ -151,8 +150,7 @@ def _sender_of_sigkill(for_memory: bool | None) -> str:
 def _left_early(
     ends: list[RankEnd], errors: list[dict[str, Any]], killed: list[RankEnd], finished: dict[int, float]
 ) -> FirstFailure | None:
-    """Return the rank whose end with exit code 0 made others fail: they reported that a peer is gone, or a watchdog
-    aborted them."""
+    """Return the rank whose exit with code 0 made others fail: they reported a lost peer or a watchdog aborted them."""
     if any(end.exitcode != -signal.SIGABRT for end in killed):
         return None
     victims = [(e["time"], e["rank"], f"{e['type']}: {e['message']}".splitlines()[0]) for e in errors]

@@ -41,8 +41,7 @@ PROGRAMS = ("probe.py", "connectivity_probe.py")
 
 
 class HostNodes(TargetNodes, frozen=True, kw_only=True):
-    """Hosts with an agent. ``ask`` sends some of them a program with a time limit, and returns the number of the
-    request."""
+    """Hosts with an agent. ``ask`` sends some of them a program with a time limit and returns the request's number."""
 
     channel: Any
     ask: Callable[[Sequence[int], NodeProgram, float], int]

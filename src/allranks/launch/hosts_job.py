@@ -1,5 +1,4 @@
-"""Wait for agents that users start manually, one per node: supervise those of a run, or examine their hosts for
-``doctor``."""
+"""Wait for agents that users start manually, one per node; supervise a run's, or examine their hosts for ``doctor``."""
 
 from __future__ import annotations
 
@@ -92,8 +91,7 @@ class HostsJob(SupervisedJob):
     def _problem_of_hosts(self) -> str:
         """Return why ranks must not start; empty if they may.
 
-        Imports are not tested: the ranks import at once anyway. The port of the store is not either: node 0 listens on
-        it already.
+        Imports are not tested: the ranks import at once anyway. Nor is the store's port: node 0 already listens on it.
         """
         labels = host_labels(self._spec.cluster.hosts)
         hosts, _ = one_per_machine(self._hub.links, labels)

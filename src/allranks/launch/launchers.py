@@ -73,8 +73,7 @@ class Launcher(ABC):
     def nodes_to_examine(
         self, spec: RunSpec, *, wait_s: float, say: Callable[[str], None]
     ) -> Iterator[tuple[TargetNodes, list[str]]]:
-        """Hold the nodes that ``doctor`` examines, for which it waits up to `wait_s`, and give them with notes for the
-        reader; by default this machine."""
+        """Wait up to `wait_s` for nodes for ``doctor``, hold and yield them with notes; by default this machine."""
         from allranks.nodes.preflight.runner import TargetNodes
 
         yield TargetNodes(), []
@@ -86,8 +85,7 @@ class Launcher(ABC):
         """Write the files that this launcher reads from the run folder, besides spec and plan."""
 
     def prepare(self, run: RunDir, spec: RunSpec) -> list[str]:
-        """Do what takes long before the first start, find out whether a scheduler would refuse the job, and return notes
-        for the user."""
+        """Do lengthy work before the first start, test whether a scheduler refuses the job, return notes for users."""
         return []
 
     # While it runs
@@ -150,8 +148,7 @@ class Launcher(ABC):
 
 
 class LocalLauncher(Launcher):
-    """``launcher: local``: one agent on this machine, which this process supervises. Everything else has the
-    defaults."""
+    """``launcher: local``: one agent on this machine, supervised by this process. All else has the defaults."""
 
     def start(self, run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, resume: dict[str, Any]) -> LaunchedJob:
         """Start the agent."""

@@ -1,5 +1,4 @@
-"""Determine how a run ended: status, a one-sentence explanation, the summary and the report; for a user's own program,
-how each rank ended."""
+"""Determine a run's status, one-sentence explanation, summary and report; for a user's own program, each rank's end."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ _BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a run. ``status``: succeeded, stopped (a checkpoint was written, or a user's own program ended with
-    exit code 0 after SIGTERM) or failed."""
+    """Result. ``status``: succeeded, stopped (checkpoint written, or user program exited 0 after SIGTERM) or failed."""
 
     run: str
     folder: str
@@ -162,8 +160,7 @@ class _EndedAttempt:
         return [e for events in self._events.values() for e in events if e["event"] == kind]
 
     def _why_failed(self, culprit: FirstFailure | None) -> tuple[str, int]:
-        """Return message and exit code of the first that applies: a user's request, a hang, a lost agent, a failed
-        rank, the launcher."""
+        """Return message and exit code of the first of: user request, hang, lost agent, failed rank, launcher."""
         hang = read_record(self._run.hang_report(self._attempt))
         verdict = str(hang.get("sentence") or self._end.hang)
         noticed = (hang.get("alarm") or {}).get("time") or 0.0
@@ -215,8 +212,7 @@ class _EndedAttempt:
         return f"job {job} was cancelled{self._how_to_continue()}"
 
     def _without_failed_rank(self) -> tuple[str, int]:
-        """Explain a failure without a failed rank from the reports of agents, driver or scheduler, and the log's last
-        line."""
+        """Explain a failure without failed rank from reports of agents, driver or scheduler, and the last log line."""
         end, run, driver = self._end, self._run, self.driver
         if end.refused:
             return end.refused, EXIT_ENVIRONMENT
@@ -320,8 +316,7 @@ def reason_of_stop(reported: JobEnd, *, interrupted: bool) -> str:
 def describe_program_stop(reported: JobEnd, why: str, grace_s: float) -> tuple[str, str, int]:
     """Return status, message and exit code of a run after a stop request.
 
-    The status is ``stopped`` if every rank then ended by itself with exit code 0. Whether it has saved anything is not
-    known.
+    The status is ``stopped`` if every rank then ended by itself with exit code 0. Whether it saved anything is unknown.
     """
     groups: dict[str, list[int]] = {}
     for end in reported.ends:

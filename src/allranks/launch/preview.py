@@ -43,8 +43,7 @@ def read_spec(spec: SpecLike, sets: Sequence[str] = ()) -> RunSpec:
 
 
 def planning_facts(spec: RunSpec) -> MachineFacts:
-    """Return the facts that the plan of a spec depends on: of this machine, and what its launcher adds, such as the
-    GPUs of the partition."""
+    """Return the facts that a spec's plan depends on: this machine's and its launcher's, such as a partition's GPUs."""
     return get_launcher(spec.cluster.launcher).planning_facts(spec)
 
 
@@ -72,8 +71,7 @@ def plan_with_model(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
 
 
 class PreparedRun(msgspec.Struct, frozen=True, dict=True):
-    """A request, and what follows from it. Facts are read, and plan and memory decided, when they are first needed, and
-    once."""
+    """A request, and what follows from it. Facts are read, and plan and memory decided, once, when first needed."""
 
     spec: RunSpec
 

@@ -1,5 +1,4 @@
-"""Find and end all processes of a run on one node, also those that its ranks have started; and do so when the agent is
-killed.
+"""Find and end all processes of a run on one node, also those started by its ranks; do so when the agent is killed.
 
 ``python -I -S process_guard.py FD RUN_ID AGENT_PID GRACE_S`` waits until the other end of the pipe FD is closed,
 which is when the agent has ended, however it did. It then ends what is left of the agent's ranks, whose process ids
@@ -8,8 +7,7 @@ that have ended is killed at once. Standard library alone, so that it starts in 
 no packages.
 
 A process belongs to a run if its environment names the run and the agent: children inherit it, also through
-``setsid`` and after their parent has ended. Children that overwrite their environment are found by the session of
-their rank.
+``setsid`` and after their parent's end. Children that overwrite their environment are found by their rank's session.
 """
 
 from __future__ import annotations

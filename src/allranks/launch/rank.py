@@ -96,8 +96,7 @@ def end_with_parent(number: int = signal.SIGTERM, parent: int | None = None) -> 
 
 
 def _work(run: RunDir, attempt: int, rank: int, own: int) -> tuple[int, bool, bool]:
-    """Run the work; return the exit code, whether the work finished by itself, and whether it then was a user's own
-    program."""
+    """Run the work; return exit code, whether it finished by itself, and whether it then was a user's own program."""
     try:
         return 0, True, _start(run, attempt)
     except SystemExit as end:
@@ -138,8 +137,7 @@ def _start(run: RunDir, attempt: int) -> bool:
 
 
 def _print_error(error: BaseException) -> None:
-    """Print an error with its traceback. That of a user's own program begins in the program and goes to its
-    ``sys.excepthook``, as in Python."""
+    """Print an error and traceback, for a user's own program from its code on and by its ``sys.excepthook``."""
     frames = list(_frames(error.__traceback__))
     ours = [frame for frame in frames if frame.tb_frame.f_code.co_filename in (__file__, _USER_SCRIPT)]
     begin = next((frame for frame in frames if frame not in ours), None)
@@ -173,8 +171,7 @@ def _print_exit(end: SystemExit) -> int:
 
 
 def _record_exit(run: RunDir, attempt: int, rank: int, code: int, end: SystemExit) -> None:
-    """Record the event ``exit``. It is not an ``error``: a program may exit because a peer has failed, which is the
-    cause."""
+    """Record the event ``exit``, not ``error``: a program may exit because a peer has failed, which is the cause."""
     text = "" if end.code is None or isinstance(end.code, int) else _text_of(end.code)
     if code:
         heartbeat.failure(f"sys.exit: {text or f'exit code {code}'}")

@@ -110,8 +110,7 @@ class RankProcesses:
         return all(rank.end is not None for rank in self._ranks)
 
     def request_stop(self) -> None:
-        """Send SIGUSR1 to each rank once, only after its handler is installed; it would kill a rank that is still
-        starting."""
+        """Send SIGUSR1 to each rank once, only after its handler is installed; it would kill a rank still starting."""
         for rank in self._ranks:
             if rank.end is None and not rank.told and has_signal_handler(rank.process.pid, signal.SIGUSR1):
                 rank.told = True

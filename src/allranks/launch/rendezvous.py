@@ -1,7 +1,6 @@
 """The network on which the ranks of several nodes meet, and the store through which they exchange addresses.
 
-Also the addresses and ports of it that are derived: this node's own on the route to another, and that of the control
-channel.
+Also its derived addresses and ports: this node's own on the route to another, and that of the control channel.
 """
 
 from __future__ import annotations
@@ -113,8 +112,7 @@ class TcpStoreServer:
     """Process that serves a TCPStore on a socket bound by this process, so that no other program can take the port.
 
     Args:
-        address: the address to listen on. If this node does not have it (a forwarded address), the store listens on
-        all.
+        address: the address to listen on; if this node lacks it (a forwarded address), the store listens on all.
         port: 0 for any free one.
 
     Raises:

@@ -206,8 +206,7 @@ SIZE_KEYS = (
 
 
 def _different_sizes(run: RunDir, before: RunSpec, spec: RunSpec, step: int) -> str:
-    """Return how the sizes of the checkpoint's model differ from those of the spec's; empty if they are equal or
-    unknown."""
+    """Return how the checkpoint's model sizes differ from the spec's; empty if they are equal or unknown."""
     if spec.model is None or spec.model.name.startswith("tiny:"):
         return ""
     now = find_files(spec)
@@ -221,8 +220,7 @@ def _different_sizes(run: RunDir, before: RunSpec, spec: RunSpec, step: int) -> 
 
 
 def _other_arithmetic(run: RunDir, folder: Path, spec: RunSpec, plan: LaunchPlan, facts: dict[str, Any]) -> str:
-    """Return why the plan would add numbers in another order than the checkpoint's run did, and what to set; empty if
-    it would not."""
+    """Return why the plan adds numbers in another order than the checkpoint's run, and what to set; else empty."""
     shared = facts.get("shard_ranks", facts["world_size"])
     if shared != plan.shard_ranks:
         was = "none" if shared == facts["world_size"] else "nodes"

@@ -83,8 +83,7 @@ def threads(placement: Placement) -> int:
 def mlp_spec(
     placement: Placement, base: dict[str, Any], width: int, layers: int, shape: str, rows: int, steps: int
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the base with a perceptron on noise of the notes' size, or the largest half, quarter, ... of its width
-    that fits."""
+    """Return the base with a perceptron on noise, of the notes' size or with its width halved until it fits."""
 
     def parameters(size: int) -> int:
         return mlp_shape(f"mlp:{size}x{layers}", {"shape": shape}).parameters

@@ -1,7 +1,6 @@
 """Collect evidence of stalled ranks on one node: stacks, flight recorder, process and network state.
 
-Stack dumps come from faulthandler. The agent collects evidence before any process is killed, in bounded time
-and size, without secrets.
+Stack dumps come from faulthandler. The agent collects before any process is killed: bounded time and size, no secrets.
 """
 
 from __future__ import annotations

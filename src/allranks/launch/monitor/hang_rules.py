@@ -179,8 +179,7 @@ def _calls(case: HangEvidence) -> HangVerdict | None:
 
 
 def _sequences(case: HangEvidence) -> HangVerdict | None:
-    """Name ranks outside collectives that have called fewer than a rank that waits, where no record shows the calls
-    themselves."""
+    """Name ranks outside collectives that called fewer than a waiting rank, where no record shows the calls."""
     for group in sorted({name for r in case.ranks.values() for name in r.sequences}):
         members = {r.rank: r for r in case.ranks.values() if group in r.sequences}
         most = max(r.sequences[group] for r in members.values())
@@ -264,8 +263,7 @@ def _has_blocked_interpreter(case: HangEvidence, rank: RankEvidence) -> bool:
     """Return whether only a blocked interpreter can explain the silence of a rank's heartbeat thread.
 
     The thread worked before and reports no failure; the main thread fell silent at the same time, since later progress
-    would mean that Python ran; and the main thread's stack is known and not in a collective, where it would wait for
-    peers.
+    would mean that Python ran; and the main thread's stack is known and not in a collective, which waits for peers.
     """
     silent_s = rank.python_silent_s
     return (
@@ -282,8 +280,7 @@ def _has_blocked_interpreter(case: HangEvidence, rank: RankEvidence) -> bool:
 
 
 def _ended(case: HangEvidence) -> HangVerdict | None:
-    """Name processes that have exited. The weakest rule: a rank whose collective timed out may exit during the
-    examination."""
+    """Name exited processes. The weakest rule: a rank whose collective timed out may exit during the examination."""
     gone = [r for r in case.ranks.values() if is_ended_state(r.state)]
     if not gone or len(gone) == len(case.ranks):
         return None

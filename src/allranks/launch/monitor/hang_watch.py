@@ -41,8 +41,7 @@ def silence_limit_s(limits: Limits, beat: Heartbeat) -> float:
 
 
 def only_heartbeats_count(beat: Heartbeat) -> bool:
-    """Return whether only heartbeats count as progress; otherwise collectives, log lines, I/O and CPU time count
-    too."""
+    """Return whether only heartbeats count as progress, and not also collectives, log lines, I/O and CPU time."""
     return beat.phase == TRAIN_PHASE
 
 
@@ -307,8 +306,7 @@ class ScriptSilence:
         return max(self._limits.step_s, MEDIAN_FACTOR * usual)
 
     def wants_activity(self, now: float) -> bool:
-        """Return whether the next samples should say how much the ranks work: only after some silence, once a
-        second."""
+        """Return whether the next samples should say how much ranks work: once a second, only after some silence."""
         silent_s = now - (self._progress_at if self._progress_at is not None else now)
         latest = max((known.sampled_at for known in self._ranks.values() if known.work is not None), default=0.0)
         return silent_s >= min(CALM_S, self._limits.step_s / 4) and now - latest >= ACTIVITY_INTERVAL_S

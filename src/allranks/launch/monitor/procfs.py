@@ -53,8 +53,7 @@ def kernel_stack(pid: int) -> list[str]:
 
 
 class ProcessWork(NamedTuple):
-    """What a process has done so far: CPU seconds of its own and of its children, bytes that all of them read and
-    wrote."""
+    """What a process has done so far: CPU seconds, own and children's; bytes that all of them read and wrote."""
 
     own_cpu_s: float = 0.0
     children_cpu_s: float = 0.0
@@ -72,8 +71,7 @@ class ProcessWork(NamedTuple):
 
 
 def work_of(pid: int) -> ProcessWork:
-    """Return what a process and its children have done; children that have ended are counted, unless a child did not
-    wait for them."""
+    """Return the work of a process and its children, also of ended ones, unless a child did not wait for them."""
     try:
         process = psutil.Process(pid)
         own, *children = (_cpu_and_io(p) for p in (process, *process.children(recursive=True)))
