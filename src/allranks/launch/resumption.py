@@ -73,8 +73,7 @@ def keep_global_batch(
 def keep_compilation(run: RunDir, spec: RunSpec, plan: LaunchPlan) -> LaunchPlan:
     """Return the plan with what the run did for ``model.compile: auto``, because compiled blocks round differently.
 
-    The spec stays at auto, on which the memory estimate and so the recomputation depend. If the compiler failed, blocks
-    were not compiled.
+    The spec stays at auto; memory estimate and recomputation use it. If the compiler failed, blocks were not compiled.
     """
     if spec.model is None or spec.model.compile != COMPILE_AUTO:
         return plan

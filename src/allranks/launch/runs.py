@@ -1,12 +1,10 @@
 """Make a run folder, start a run, follow it to its end; resume and cancel runs, and find out which ones are running.
 
-A run is followed by passing its events to an observer, and by turning signals into an orderly stop. A display never
-ends a run.
+A run is followed by passing its events to an observer and turning signals into an orderly stop. No display ends a run.
 
 How ranks start: `launch` calls the launcher (``LocalLauncher`` in ``launch/launchers.py``, ``launch/hosts.py``,
-``launch/slurm/launcher.py``), which starts one agent per node (``launch/agent.py``); under Slurm the driver in the
-batch script does (``launch/driver.py``). An agent starts one process per rank, ``python -m allranks.launch.rank``, with
-the environment of torchrun.
+``launch/slurm/launcher.py``), which starts one agent per node (``launch/agent.py``), under Slurm by the batch script's
+driver (``launch/driver.py``). An agent starts ``python -m allranks.launch.rank`` per rank, in torchrun's environment.
 """
 
 from __future__ import annotations

@@ -54,11 +54,7 @@ class StopLimit:
         self._read_if_due(self._since)
 
     def expired(self, now: float) -> bool:
-        """Return whether the ranks have had their time.
-
-        Args:
-            now: by `time.monotonic`.
-        """
+        """Return whether the ranks have had their time at `now` (`time.monotonic`)."""
         self._read_if_due(now)
         return now - self._since > self.limit_s
 
@@ -77,8 +73,7 @@ class StopLimit:
         return max(found, self._least_s)
 
     def measured_s(self, now: float) -> float:
-        """Return how long a stop takes according to the longest recent step and save; 0 before a full save was
-        measured."""
+        """Return how long a stop takes by the longest recent step and save; 0 before a full save was measured."""
         self._read_if_due(now)
         return STEPS * max(self._steps) + self._save_s if self._steps and self._save_s else 0.0
 

@@ -51,8 +51,7 @@ class LostAgent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How the agents of an attempt ended, as the driver observed it. ``hang`` is the verdict on ranks without progress,
-    in one sentence."""
+    """How an attempt's agents ended, as the driver saw it. ``hang``: one-sentence verdict on ranks without progress."""
 
     nodes: int = 0
     ended_nodes: int = 0
@@ -72,8 +71,7 @@ class JobEnd(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def terminated(self) -> bool:
-        """Return whether ranks died of an external SIGTERM or never started, as when Slurm ends the agents' job
-        step."""
+        """Return whether ranks died of an external SIGTERM or never started, as when Slurm ends the job step."""
         if self.refused or self.lost or self.ended_nodes < self.nodes:
             return False
         return not self.ends or any(end.exitcode == -signal.SIGTERM and not end.ended_by_agent for end in self.ends)
@@ -85,8 +83,7 @@ class JobEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaunchedJob(ABC):
-    """A launched job that runs ranks. ``interrupt_grace_s``: from Ctrl-C until ranks that have nothing to save are
-    killed."""
+    """A job that runs ranks. ``interrupt_grace_s``: from Ctrl-C until ranks that have nothing to save are killed."""
 
     label: str
     interrupt_grace_s: float
@@ -164,12 +161,7 @@ def supervise(
     keep_s: float | None = None,
     **options: Any,
 ) -> tuple[Supervisor, ChannelServer]:
-    """Start to supervise an attempt, and to listen for its agents.
-
-    Args:
-        host: the host of ranks whose host is not in the plan.
-        options: of `Supervisor`.
-    """
+    """Start a `Supervisor` with `options` and listen for its agents; `host`: of ranks whose host is not in the plan."""
     nodes = len(plan.nodes)
     judge = HangAnalyzer(run, attempt, hosts_of_ranks(plan, meeting, host), nodes)
     limit = partial(StopLimit, run, plan)
@@ -256,12 +248,7 @@ class Supervisor:
         return request.number
 
     def tick(self, links: Mapping[int, AgentLink], now: float) -> Orders:
-        """Decide the orders to the agents.
-
-        Args:
-            links: state of each agent that has joined.
-            now: by `time.monotonic`.
-        """
+        """Decide the orders to agents; `links`: state of each that has joined, `now`: by `time.monotonic`."""
         self._links = dict(links)
         self._began = self._began if self._began is not None else now
         if now - self._ticked > PAUSED_S:
@@ -302,8 +289,7 @@ class Supervisor:
         return list(self._lost.values())
 
     def result(self) -> JobEnd:
-        """Return how the agents have ended so far. An agent whose connection closed without a final report counts as
-        lost."""
+        """Return how the agents have ended so far; one whose connection closed without a final report is lost."""
         reports = [self._links[n].report for n in sorted(self._links)]
         lost = {
             n: found

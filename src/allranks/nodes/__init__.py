@@ -1,2 +1,1 @@
-"""Query nodes, check whether they can run a job, and prepare them: preflight, topology, network, staging, Slurm
-client."""
+"""Query nodes, check whether they can run a job, prepare them: preflight, topology, network, staging, Slurm client."""

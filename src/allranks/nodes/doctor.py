@@ -205,8 +205,7 @@ def _policy(spec: RunSpec, plan: LaunchPlan, preflight: PreflightResult) -> Netw
 def _without_bad_nodes(
     where: TargetNodes, spec: RunSpec, plan: LaunchPlan, request: DoctorOptions, preflight: PreflightResult
 ) -> tuple[PreflightResult, list[str], str]:
-    """Check the other nodes again: a bad node may have hidden other failures. The verdicts on the bad nodes are
-    kept."""
+    """Check the other nodes again: a bad node may have hidden other failures. Verdicts on bad nodes are kept."""
     bad = preflight.bad_hosts
     try:
         smaller = exclude_nodes(spec, bad, machine_facts())

@@ -1,5 +1,4 @@
-"""The Slurm launcher: a batch script whose driver starts the agents; inside an allocation, the driver in the
-foreground."""
+"""The Slurm launcher: a batch script whose driver starts the agents; in an allocation, the driver in the foreground."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ PARTITION_TIMEOUT_S = 5.0
 
 
 def inside_allocation() -> bool:
-    """Return whether this is the shell of an allocation; not inside an srun task, whose nodes belong to another
-    program."""
+    """Return whether this is an allocation's shell; False in an srun task, whose nodes belong to another program."""
     return "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ
 
 
@@ -57,8 +55,7 @@ class SlurmLauncher(Launcher):
     def planning_facts(self, spec: RunSpec) -> MachineFacts:
         """Return the facts of this machine, and the GPUs of the partition if none are requested.
 
-        Slurm is queried only if its answer matters, for at most seconds; without an answer the device is decided on the
-        nodes.
+        Slurm is queried only if its answer matters, for at most seconds; without one, the nodes decide the device.
         """
         from allranks.nodes.slurm.commands import find_slurm
 
@@ -113,8 +110,7 @@ class SlurmLauncher(Launcher):
         os.close(open_append(run.logs / "slurm.log"))  # Slurm appends to it, and would make it with the job's umask
 
     def prepare(self, run: RunDir, spec: RunSpec) -> list[str]:
-        """Pack files that the nodes may lack, and let Slurm check the script: a refusal then takes a second, not an
-        hour in the queue."""
+        """Pack files that nodes may lack; let Slurm check the script, so that a refusal does not wait in the queue."""
         from allranks.nodes.slurm.allocations import test_only, waiting_note
 
         if spec.cluster.stage != "never":
@@ -161,8 +157,7 @@ class SlurmLauncher(Launcher):
         return run.job.exists() or run.driver.exists()
 
     def is_running(self, run: RunDir, agents: set[str] | None = None) -> bool:
-        """Return whether the job is in Slurm's queue; before and after its driver ran, whether an agent is on this
-        machine."""
+        """Return whether the job is in Slurm's queue; before and after its driver: whether an agent is here."""
         driver = read_record(run.driver)
         if driver.get("state") not in ("running", "requeued"):
             return super().is_running(run, agents)
@@ -172,8 +167,7 @@ class SlurmLauncher(Launcher):
             return False
 
     def cancel(self, run: RunDir, *, now: bool) -> str:
-        """Cancel the job or signal it; a driver in an allocation, which has no separate job, receives the request over
-        its channel."""
+        """Cancel or signal the job; ask a driver in an allocation, which has no separate job, over its channel."""
         from allranks.launch.slurm.job import SlurmJob
 
         job, driver = read_record(run.job), read_record(run.driver)
@@ -221,8 +215,7 @@ def _require_environment(where: TargetNodes, spec: RunSpec) -> None:
 
 
 def _sbatch_export(names: list[str], extra: list[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return SBATCH_EXPORT extended by these variables, for jobs that do not inherit the full environment
-    (``NONE``)."""
+    """Return SBATCH_EXPORT plus these variables, for jobs that do not inherit the full environment (``NONE``)."""
     given = [option.partition("=")[2] for option in extra if option.startswith("--export=")]
     asked = environment.get("SBATCH_EXPORT") or (given[-1] if given else "ALL")
     if not names or asked.split(",")[0].upper() == "ALL":

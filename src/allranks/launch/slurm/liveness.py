@@ -103,8 +103,7 @@ class DriverLiveness:
     def look(self, state: str) -> str:
         """Return a condition that has lasted too long while the job had this state in squeue; empty if there is none.
 
-        `ENDED`: the driver has recorded the end, `SILENT`: it records nothing although the job runs, `CLEANING`: Slurm
-        waits only for nodes.
+        `ENDED`: the driver recorded the end, `SILENT`: nothing, yet the job runs, `CLEANING`: Slurm awaits only nodes.
         """
         driver = self.driver()
         record = (driver.get("restart"), driver.get("beat"), driver.get("state"))
@@ -241,8 +240,7 @@ def handle_dead_driver(
 
 
 def _write_driver_record(run: RunDir, driver: Mapping[str, Any]) -> None:
-    """Write ``driver.json`` in place of the driver. A full disk is logged; it does not end the command that follows the
-    job."""
+    """Write ``driver.json`` for the driver. A full disk is logged; it does not end the command that follows the job."""
     try:
         write_json(run.driver, driver)
     except OSError as error:

@@ -143,8 +143,7 @@ class StopAndRequeue:
         return self._requeue(spec, plan, attempt, f"without {', '.join(lost)}", lost) if lost else ""
 
     def _leave_to_slurm(self, attempt: int) -> None:
-        """End this start of the job if Slurm has requeued it after a node failed: it waits in the queue, and is not
-        over."""
+        """End this start if Slurm has requeued the job after a node failed: it waits in the queue, and is not over."""
         if self.why == "node_fail" and self.requeued_by_slurm():
             print_log_line(f"{self.reason_text}, and has requeued it")
             self._record.write("requeued", attempt=attempt)

@@ -79,8 +79,7 @@ def _render(spec: RunSpec, **values: object) -> str:
 
 
 def _environment_file(wanted: str | None) -> tuple[str, str] | None:
-    """Return the file that ``cluster.python`` needs on the first node, and the error message without it, escaped for a
-    JSON string."""
+    """Return the file that ``cluster.python`` needs on the first node, and the error without it, escaped for JSON."""
     path = needed_file(wanted) if wanted is not None else None
     if path is None:
         return None
@@ -156,6 +155,5 @@ def _one_line(key: str, value: str) -> str:
 
 
 def _quoted(key: str, value: str) -> str:
-    """Quote a value for sbatch, which parses quotes like a shell but expands nothing except its own ``%j`` in file
-    names."""
+    """Quote a value for sbatch, which parses quotes like a shell but expands only its own ``%j`` in file names."""
     return shlex.quote(_one_line(key, value))

@@ -75,8 +75,7 @@ ChecksByHost = dict[str, Check]
 """Checks by host. A check that does not apply returns none."""
 Judge = Callable[[NodeSurvey], ChecksByHost]
 Ask = Callable[[RunSpec, Path, NodeRequirements], NodeRequirements]
-"""Adds to the request to every node. Arguments: the spec, the folder from which its relative paths start, the request
-so far."""
+"""Adds to the request to every node. Arguments: spec, folder from which its relative paths start, request so far."""
 
 
 def each_node(judge: Callable[[NodeSurvey, Probe], Check | None]) -> Judge:

@@ -43,8 +43,7 @@ def files(survey: NodeSurvey, probe: Probe) -> Check:
 
 @each_node
 def memlock(survey: NodeSurvey, probe: Probe) -> Check | None:
-    """Check the limit of locked memory: with a low limit RDMA cannot register buffers, and fails or falls back to
-    sockets."""
+    """Check the locked-memory limit: if it is low, RDMA cannot register buffers, and fails or falls back to sockets."""
     if not any(port.active for port in probe.infiniband):
         return None
     if probe.memlock_bytes is None or probe.memlock_bytes >= MIN_MEMLOCK_BYTES:
@@ -158,8 +157,7 @@ def p2p(survey: NodeSurvey, probe: Probe) -> Check | None:
 
 
 def ib(survey: NodeSurvey) -> ChecksByHost:
-    """Check InfiniBand and RoCE ports: a port that is down here and up elsewhere makes NCCL silently fall back to
-    sockets."""
+    """Check InfiniBand and RoCE ports: one down here and up elsewhere makes NCCL silently fall back to sockets."""
     active = {probe.host: {port.name for port in probe.infiniband if port.active} for probe in survey.probes}
     up = set[str]().union(*active.values())
     verdicts: ChecksByHost = {}

@@ -72,8 +72,7 @@ def _matches(name: str, value: str, probe: Probe) -> bool:
 
 @each_node
 def reach(survey: NodeSurvey, probe: Probe) -> Check | None:
-    """Check connections between nodes. Failures are attributed to the faulty node, not to those that tried to reach
-    it."""
+    """Check connections between nodes. Failures are attributed to the faulty node, not to those trying to reach it."""
     if survey.reach is None:
         return None
     host, links = probe.host, survey.reach.get(probe.host)
@@ -95,8 +94,7 @@ def reach(survey: NodeSurvey, probe: Probe) -> Check | None:
 
 @each_node
 def name(survey: NodeSurvey, probe: Probe) -> Check | None:
-    """Check that the node's own name resolves to a reachable address. It does not block, because ranks get
-    addresses."""
+    """Check that the node's own name resolves to a reachable address; not blocking, as ranks get addresses."""
     if not survey.several:
         return None
     if loop := [a for a in probe.resolves or [] if ipaddress.ip_address(a).is_loopback]:

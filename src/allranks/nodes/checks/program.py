@@ -1,5 +1,4 @@
-"""Check that the nodes have the packages that the user's own program imports, found by reading its source without
-executing it."""
+"""Check that nodes have the packages that the user's own program imports, found in its source without executing it."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ from allranks.utils.text import format_list
 MAX_FILES = 200
 MAX_FILE_BYTES = 1 << 20
 CHANGES_PATH = ("sys", "site", "importlib", "pkgutil", "pyximport", "subprocess")
-"""Modules with which a program changes where imports are found, or makes what it imports: what it imports after their
-use is not known."""
+"""Modules that change where imports are found, or make what is imported: imports after their use are unknown."""
 
 
 def imported_packages(script: Path, folders: list[Path]) -> dict[str, str]:
@@ -138,8 +136,7 @@ def _files_of(folder: Path, name: str) -> list[Path]:
 
 
 def ask(spec: RunSpec, base_folder: Path, required: NodeRequirements) -> NodeRequirements:
-    """Add the packages of the program; none where only the node knows: in a container, or where shell lines and modules
-    change its Python."""
+    """Add the program's packages; none if only nodes know: container, or shell lines or modules that change Python."""
     if spec.script is None or is_container(spec.cluster.python):
         return required
     script = program_file(spec.script)

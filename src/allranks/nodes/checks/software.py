@@ -123,8 +123,7 @@ def pkgs(survey: NodeSurvey) -> ChecksByHost:
 
 @each_node
 def torch(survey: NodeSurvey, probe: Probe) -> Check | None:
-    """Check that torch is built for the GPUs of the node. A build without a label is one of PyPI, for NVIDIA; `pkgs`
-    compares versions."""
+    """Check that torch is built for the node's GPUs. No label: from PyPI, for NVIDIA. `pkgs` compares versions."""
     if not _has(probe, "torch"):
         return None
     version = probe.packages["torch"].version or "?"
@@ -224,8 +223,7 @@ def offline_variable(environment: Mapping[str, str]) -> str:
 
 
 def ask_hub_names(spec: RunSpec, base_folder: Path, required: NodeRequirements) -> NodeRequirements:
-    """Add the folders of each name in the cache, and the hub's address. Nodes of the local launcher are this machine:
-    `check_hub` asks the hub itself."""
+    """Add each name's cache folders and the hub's address; for the local launcher `check_hub` asks the hub itself."""
     from allranks.nodes.probes.probe import is_cached  # `hub_names` is used without it
 
     if spec.cluster.launched_by.runs_here:

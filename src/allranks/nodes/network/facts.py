@@ -21,8 +21,7 @@ from allranks.utils.redaction import holds_secret
 
 
 def node_facts(probe: Probe, seat: NodeAddress | None = None, failed_pairs: list[str] | None = None) -> NodeFacts:
-    """Return the facts from a node's probe. `failed_pairs`: those of an earlier copy test; None: copies were not
-    tested."""
+    """Return the facts from a node's probe. `failed_pairs`: of an earlier copy test; None: copies were not tested."""
     iommus = [item["iommu"] for item in probe.gpu_pci if item.get("iommu") is not None]
     bridges = [item["acs"] for item in probe.gpu_pci if item.get("acs") is not None]
     try:
@@ -77,8 +76,7 @@ def policy_for_this_machine(job: NetworkJob, host: str, run_root: Path) -> Netwo
 
 
 def this_machine_facts(host: str, run_root: Path, topology: Topology | None = None) -> NodeFacts:
-    """Return facts of this machine's GPUs, with the result of an earlier copy test. `topology` avoids a query of the
-    driver."""
+    """Return facts of this machine's GPUs, with an earlier copy test's result. `topology` avoids a driver query."""
     graphics = prober.Later(3 * prober.DRIVER_LIMIT_S, prober.graphics).get()[0] or {}
     raw = {"host": host, "nccl": prober.nccl_version(), "nccl_conf": prober.nccl_conf(), "gpu_pci": prober.gpu_pci()}
     probe = msgspec.convert({**graphics, **raw}, Probe)

@@ -1,9 +1,7 @@
-"""Verify the network that the ranks used against the policy: NCCL's log lines and the TCP connections of the rank
-processes.
+"""Verify the network that the ranks used against the policy, by NCCL's log lines and the ranks' TCP connections.
 
 The main failure to find is RDMA that silently fell back to sockets. Source of the log lines: NCCL 2.4 to 2.30 with
-NCCL_DEBUG=INFO. Gloo only logs how many peers it reached (GLOO_LOG_LEVEL=INFO), so its interface is read from the
-connections in /proc.
+NCCL_DEBUG=INFO. Gloo logs only its number of peers (GLOO_LOG_LEVEL=INFO); connections in /proc show its interface.
 """
 
 from __future__ import annotations

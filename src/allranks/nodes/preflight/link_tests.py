@@ -227,8 +227,7 @@ class RankPair(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def all_reduce_bytes_per_s(self) -> float:
-        """Return the bandwidth of an all-reduce: each of two ranks sends and receives the data once, so this is the
-        load of the link."""
+        """Return an all-reduce's bandwidth, the link's load: each of two ranks sends and receives the data once."""
         return self.bytes / self.all_reduce_s
 
     def line(self) -> str:

@@ -1,9 +1,7 @@
-"""Check on the launcher's machine, before any node is contacted: the request, and what `run` and `doctor` need here. No
-torch.
+"""Check on the launcher's machine, before contacting nodes: the request, and what `run` and `doctor` need. No torch.
 
 `check_request` reads the spec, the model's config, tokenizer and headers, and the first row of the data: less than a
-second. `check_rows` reads and converts every row, as the ranks will. `check_start` makes all checks of this machine;
-`run` and `doctor` call it.
+second. `check_rows` converts every row, as the ranks will. `run` and `doctor` call `check_start`, for all checks here.
 """
 
 from __future__ import annotations
@@ -140,8 +138,7 @@ def _check_source(script: ScriptSpec, python: str | None) -> None:
 
 
 def missing_program_paths(script: ScriptSpec) -> Iterator[tuple[Path, str]]:
-    """Yield the working directory and the file of a program, as the spec has them, if this machine lacks them; each
-    with what to say."""
+    """Yield a program's working directory and file, as in the spec, that this machine lacks, each with a message."""
     folder = working_directory(script)
     if script.workdir is not None and not folder.is_dir():
         problem = f"script.workdir {folder}: there is no such folder; current folder: {Path.cwd()}"
@@ -190,8 +187,7 @@ def _check_data(spec: RunSpec, data: DataSpec, classifier: bool | None) -> None:
 
 
 def check_rows(spec: RunSpec) -> None:
-    """Read and convert all rows of local files as the ranks will, so that a row that cannot be used is known before
-    they start.
+    """Read and convert all rows of local files as the ranks will, to find unusable rows before they start.
 
     A file above `MAX_ROW_BYTES`, and one that this machine does not see, is left to the ranks.
 
