@@ -18,8 +18,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     found: str
     cure: str = ""
     stageable: bool = True
-    """Whether a bundle can provide what is missing, if the check is one of those; False: the launcher's machine lacks
-    it too."""
+    """Whether a bundle can provide what is missing, if that applies; False: the launcher's machine lacks it too."""
     blocks: bool = True
     """Whether a run must not start with this failure; False: a problem that allranks' settings for the ranks avoid."""
 

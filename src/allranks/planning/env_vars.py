@@ -17,8 +17,7 @@ from allranks.utils.text import nearest_name, suggest
 NCCL_DOCS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 NCCL_TROUBLESHOOTING_DOCS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
 MULTI_RANK_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"
-"""Lets NCCL place several ranks on one GPU, or on its MIG instances. Source:
-https://github.com/NVIDIA/nccl/issues/1716"""
+"""Lets NCCL put several ranks on one GPU or its MIG instances. Source: https://github.com/NVIDIA/nccl/issues/1716"""
 TORCH_DISTRIBUTED_DOCS = "https://docs.pytorch.org/docs/stable/distributed.html"
 
 
@@ -103,8 +102,7 @@ OTHER_NAMES = frozenset(" ".join(_TABLES["torch_and_gloo"]).split())
 
 
 def is_known_variable(name: str) -> bool:
-    """Return whether a library or an NCCL plugin reads this ``NCCL_...``, ``TORCH_NCCL_...``, ``TORCH_FR_...`` or
-    ``GLOO_...``."""
+    """Return whether a library or NCCL plugin reads an ``NCCL_``, ``TORCH_NCCL_``, ``TORCH_FR_`` or ``GLOO_`` name."""
     return name.removeprefix("NCCL_") in NCCL_NAMES or name.startswith(PLUGINS) or name in OTHER_NAMES
 
 

@@ -82,8 +82,7 @@ def needed_packages(spec: RunSpec) -> list[str]:
 
 
 def required_packages(spec: RunSpec) -> dict[str, str]:
-    """Return every package that a run needs, each with the command that installs it; those that all ranks import come
-    first."""
+    """Return every package a run needs with its install command; those that all ranks import come first."""
     packages = dict.fromkeys(needed_packages(spec), "pip install 'allranks[train]'")
     if is_container(spec.cluster.python) or spec.script is not None:
         return packages
@@ -178,8 +177,7 @@ def existing_folder(path: Path) -> Path:
 def write_nonces(required: NodeRequirements) -> Iterator[tuple[NodeRequirements, dict[str, str]]]:
     """Write a file with a secret to every folder that must be shared; removed at the end.
 
-    Yields the requirements with the files' names, and the secret by role. A folder that cannot be written from here
-    gets none.
+    Yields the requirements with the files' names, and the secret by role; none for a folder not writable from here.
     """
     import secrets
 
@@ -205,8 +203,7 @@ def write_nonces(required: NodeRequirements) -> Iterator[tuple[NodeRequirements,
 
 
 def local_report(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, run_root: Path) -> PreflightReport:
-    """Return every check of this machine. Where nodes run the ranks, with an interpreter of their own, its packages do
-    not count."""
+    """Return every check of this machine. Its packages do not count where nodes run the ranks with their own Python."""
     own_ranks, same_python = spec.cluster.launched_by.runs_here, spec.cluster.python is None
     installed_by = required_packages(spec)
     ranks_python = _ask_own_python(spec, list(installed_by) if own_ranks or same_python else [])

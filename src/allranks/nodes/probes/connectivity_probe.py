@@ -26,8 +26,7 @@ import zlib
 from typing import Any
 
 REQUEST = ""
-"""The request in the encoding of `srun.encode_request`. It is part of the program text, because one argument has at
-most 128 KiB."""
+"""The request, encoded by `srun.encode_request`; part of the program text, as an argument has at most 128 KiB."""
 
 MESH_NODES = 8
 WINDOW_S = 6.0
@@ -68,8 +67,7 @@ def sampled_visitors(index: int, nodes: int, seed: str) -> list[int]:
 
 
 def encode_seats(seats: list[list[Any]]) -> str:
-    """Return ``[host, address, [port, ...]]`` of each node as text, one line each, of which a node parses only a
-    few."""
+    """Return one text line ``[host, address, [port, ...]]`` per node, of which a node parses only a few."""
     return "\n".join(" ".join([host, address, *map(str, ports)]) for host, address, ports in seats)
 
 

@@ -81,8 +81,7 @@ def _plain(pair: str) -> str:
 def _watch(
     command: Sequence[str], request: dict[str, Any], limit_s: float, done: list[str], failed: list[str]
 ) -> tuple[str | None, int | None, str]:
-    """Follow one process until its end or first hang; return the pair in which it hung or died, its exit code and last
-    output."""
+    """Follow one process to its end or first hang; return the pair where it hung or died, exit code and last output."""
     process = subprocess.Popen(
         [*command, "--json-args", json.dumps(request)],
         env={**os.environ, COPIES_CHILD: "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
@@ -231,8 +230,7 @@ def measure(request: dict[str, Any], rank: int) -> None:
 
 
 def tournament(players: int) -> list[list[Pair]]:
-    """Return rounds of disjoint pairs in which each two players meet once (circle method); with an odd number one rests
-    in each."""
+    """Return rounds of disjoint pairs where each two players meet once (circle method); if odd, one rests in each."""
     seats = [*range(players), *([-1] if players % 2 else [])]
     rounds = []
     for _ in range(len(seats) - 1):
@@ -244,8 +242,7 @@ def tournament(players: int) -> list[list[Pair]]:
 
 
 def rounds_of(nodes: int, procs: int) -> list[list[Pair]]:
-    """Return the rounds: pairs within all nodes at a time, then between nodes the first rank of each node, then the
-    second, and so on."""
+    """Return the rounds: pairs within all nodes at a time, then between nodes: first ranks, then second ranks, ..."""
     within = [[(n * procs + a, n * procs + b) for n in range(nodes) for a, b in pairs] for pairs in tournament(procs)]
     between = tournament(nodes)
     return [*within, *([(a * procs + i, b * procs + i) for a, b in pairs] for i in range(procs) for pairs in between)]
@@ -300,8 +297,7 @@ class Ranks:
         return best, done, len(rounds)
 
     def _group(self, members: list[int]) -> Any:
-        """Create a group without the other ranks. Each rank creates one per round, also if it rests: its name contains
-        their number."""
+        """Create a group without other ranks; each rank, even at rest, creates one per round: names have the count."""
         return self._dist.new_group(members, timeout=timedelta(seconds=LIMIT_S), use_local_synchronization=True)
 
     def _pair(self, pair: Pair, group: Any, size: int) -> dict[str, float]:

@@ -168,8 +168,7 @@ def package(name: str) -> dict[str, str | None]:
 
 
 def has_module(name: str) -> bool:
-    """Return whether a package can be found, without importing it. The process's own folder does not count: the ranks
-    have the program's there."""
+    """Return whether a package is found, without import, outside this process's folder: ranks have the program's."""
     kept = list(sys.path)
     try:
         if kept and kept[0] in ("", os.getcwd()):  # noqa: PTH109 - Python 3.8 runs this too
@@ -182,8 +181,7 @@ def has_module(name: str) -> bool:
 
 
 def is_cached(path: str) -> bool:
-    """Return whether a folder of the hub's cache holds a snapshot, or one of prepared data something; an interrupted
-    download has no snapshot."""
+    """Return whether a hub folder has a snapshot (an interrupted download has none), or a data folder any content."""
     pattern = "snapshots/*/*" if Path(path).name.startswith(("models--", "datasets--")) else "*"
     try:
         return next(Path(path).glob(pattern), None) is not None
@@ -239,8 +237,7 @@ def imports(names: list[str], limit_s: float) -> dict[str, dict[str, Any]]:
 
 
 def folder(request: dict[str, Any]) -> dict[str, Any]:
-    """Return facts about a path, or about the files of a pattern: whether they exist, free space, content; whether it
-    is writable."""
+    """Return facts about a path or the files of a pattern: existence, free space, content; whether it is writable."""
     path = Path(request["path"])
     matches = () if path.exists() else tuple(n for n in glob.glob(str(path), recursive=True) if os.path.isfile(n))  # noqa: PTH113, PTH207
     facts: dict[str, Any] = {"exists": path.exists() or bool(matches), "free_bytes": None}
@@ -256,8 +253,7 @@ def folder(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_nonce(path: Path) -> str | None:
-    """Return the launcher's secret: a node that reads it sees the launcher's folder, not another one of the same
-    name."""
+    """Return the launcher's secret: a node that reads it sees the launcher's folder, not another of the same name."""
     deadline = time.monotonic() + NONCE_WAIT_S
     while True:
         text = read(str(path))
@@ -315,8 +311,7 @@ def fingerprint(path: Path, matches: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def graphics() -> dict[str, Any]:
-    """Return GPUs, pairs without peer access, and the topology; empty without a driver. AMD GPUs only without
-    nvidia-smi."""
+    """Return GPUs, pairs without peer access, topology; empty without a driver. AMD GPUs only without nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return {"gpus": amd(), "p2p": None, "topo": None}
     fields = "index,name,driver_version,memory.total,ecc.errors.uncorrected.volatile.total"
@@ -331,8 +326,7 @@ def graphics() -> dict[str, Any]:
 
 
 def amd(nodes: str = "/sys/class/kfd/kfd/topology/nodes", devices: str = "/dev/dri") -> list[dict[str, Any]]:
-    """Return the AMD GPUs whose device this process can open, as `allranks.utils.machine.amd_gpus` does on one
-    machine."""
+    """Return the AMD GPUs whose device this process can open, like `allranks.utils.machine.amd_gpus` on one machine."""
     gpus = []
     for node in sorted((p for p in Path(nodes).glob("*") if p.name.isdigit()), key=lambda p: int(p.name)):
         facts = dict(line.split(None, 1) for line in read(f"{node}/properties").splitlines() if " " in line)
@@ -367,8 +361,7 @@ def smi(*words: str) -> str:
 
 
 def infiniband(root: str = "/sys/class/infiniband") -> list[dict[str, Any]]:
-    """Return every port of every RDMA device: state, rate, NUMA node, interfaces, and addresses (GIDs) with their
-    types."""
+    """Return every port of every RDMA device: state, rate, NUMA node, interfaces, addresses (GIDs) with types."""
     ports = []
     for port in sorted(Path(root).glob("*/ports/*")):
         device, rate = port.parent.parent, re.match(r"[\d.]+", read(f"{port}/rate"))
@@ -386,8 +379,7 @@ def infiniband(root: str = "/sys/class/infiniband") -> list[dict[str, Any]]:
 
 
 def gids(port: Path) -> list[dict[str, Any]]:
-    """Return index, address, type (``RoCE v2``) and interface of every GID that is set. The kernel has 256 entries,
-    most of them zero."""
+    """Return index, address, type (``RoCE v2``) and interface of every set GID; most of the kernel's 256 are zero."""
     gids = []
     for index in sorted(int(path.name) for path in port.glob("gids/*") if path.name.isdigit()):
         gid = read(f"{port}/gids/{index}")

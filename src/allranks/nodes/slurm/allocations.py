@@ -109,8 +109,7 @@ def refusal(slurm: Slurm, cluster: ClusterSpec, said: str) -> SpecError | Enviro
 
 
 def _not_usable(slurm: Slurm, cluster: ClusterSpec, said: str) -> str:
-    """Return which nodes of the partition start no job, with their reasons, where a refusal may be about them; else an
-    empty text."""
+    """Return the partition's nodes that start no job, with reasons, if a refusal may be about them; else empty."""
     if not UNAVAILABLE.search(said):
         return ""
     bad = [node for node in slurm.node_list(_partition(cluster)) or () if not node.usable]
@@ -121,8 +120,7 @@ def _not_usable(slurm: Slurm, cluster: ClusterSpec, said: str) -> str:
 
 
 def waiting_note(slurm: Slurm, cluster: ClusterSpec) -> str:
-    """Return that a job of the spec would wait because its partition is down; empty if it is up, or if Slurm does not
-    say."""
+    """Return that the spec's job would wait as its partition is down; empty if it is up or Slurm does not say."""
     nodes = slurm.node_list(_partition(cluster)) or ()
     if {node.partition_state for node in nodes} != {"down"}:
         return ""

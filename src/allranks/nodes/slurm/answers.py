@@ -51,8 +51,7 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     job: str
     state: str
-    """The state word, such as RUNNING or TIMEOUT. While Slurm ends a job it prints a flag instead, usually
-    COMPLETING."""
+    """State word, such as RUNNING or TIMEOUT. While Slurm ends a job it prints a flag instead, usually COMPLETING."""
     flags: tuple[str, ...] = ()
     """State flags in the order printed, a flag that replaces the base state included."""
     reason: str | None = None
@@ -114,8 +113,7 @@ class NoAnswer(msgspec.Struct, frozen=True):
 
 
 def parse_jobs(text: str) -> list[JobInfo]:
-    """Parse the output of ``scontrol show job --oneliner``: one record per job, array task or heterogeneous
-    component."""
+    """Parse output of ``scontrol show job --oneliner``: one record per job, array task or heterogeneous component."""
     return [job for part in _RECORD.split(text) if part.startswith("JobId=") and (job := _job(part)) is not None]
 
 
@@ -157,8 +155,7 @@ def _job(record: str) -> JobInfo | None:
 def job_state(text: str) -> tuple[str, tuple[str, ...], int | None]:
     """Split a job state into its first word, its flags, and the user id of ``CANCELLED by UID``.
 
-    Reads scontrol's and squeue's single word, a list with ``,`` or ``+`` between the words, and sacct's
-    ``CANCELLED by 1000``.
+    Reads scontrol's and squeue's single word, words joined by ``,`` or ``+``, and sacct's ``CANCELLED by 1000``.
     """
     by = re.search(r"\bby (\d+)", text)
     words = [word for word in re.split(r"[,+\s]+", text.strip()) if word and (word.isupper() or "_" in word)]
@@ -227,8 +224,7 @@ def partition_gpus(partitions: Iterable[PartitionGres], partition: str | None) -
 
 
 def parse_sacct(text: str, job: str) -> JobInfo | None:
-    """Parse the first line of ``sacct --parsable2 --noheader --allocations --format=State,ExitCode``; None if there is
-    none."""
+    """Parse the first line of ``sacct --parsable2 --noheader --allocations --format=State,ExitCode``; None if empty."""
     line = next((line for line in text.splitlines() if re.match(r"[A-Z]", line)), "")
     text_state, _, code = line.partition("|")
     state, flags, by = job_state(text_state)

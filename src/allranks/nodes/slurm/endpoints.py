@@ -45,8 +45,7 @@ class SlurmEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, str]
 
     def is_alive(self) -> bool:
-        """Return whether the login node is the published process. On a node the pid belongs to another process, or to
-        none."""
+        """Return whether the login node is the published process. On a node the pid is another process's, or unused."""
         return (boot_id(), start_ticks(self.pid)) == (self.boot_id, self.start_ticks)
 
     def command_prefix(self, cwd: Path | str) -> list[str]:
@@ -91,8 +90,7 @@ def _mount_points() -> set[str]:
 
 
 def read_endpoint(folder: Path) -> SlurmEndpoint | None:
-    """Return the cluster whose state is in this folder; None if it is not running, or if others could have written its
-    file."""
+    """Return the cluster with its state in this folder; None if not running, or if others may have written its file."""
     try:
         with open_regular(folder / CLIENT_FILE) as file:
             status = os.fstat(file.fileno())

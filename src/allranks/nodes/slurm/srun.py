@@ -1,8 +1,7 @@
 """Run commands on the nodes of a job with srun, in bounded time.
 
-A program is passed on standard input, so a node only needs an interpreter; if the launcher's interpreter is missing
-there, another one is used and the answer says so. The srun of the agents' job step ends in bounded time even if it
-cannot reach its tasks.
+A program is passed on standard input, so a node only needs an interpreter; if it lacks the launcher's, another is used
+and the answer says so. The srun of the agents' job step ends in bounded time even without reaching its tasks.
 """
 
 from __future__ import annotations
@@ -254,8 +253,7 @@ def run_command(command: list[str], timeout_s: float, text: str | None) -> NodeA
 
 
 def join_pieces(lines: Sequence[OutputLine]) -> list[OutputLine]:
-    """Join the pieces of all tasks, which arrive in any order among tasks, to lines; the time is that of the last
-    piece."""
+    """Join the pieces of all tasks, in any order among tasks, to lines; the time is that of the last piece."""
     whole: list[OutputLine] = []
     begun: dict[str, str] = {}
     for line in lines:
@@ -283,8 +281,7 @@ def write_stdin(stream: Any, text: str | None) -> None:
 
 
 def wait_or_end(process: subprocess.Popen[Any], timeout_s: float, grace_s: float = GRACE_S) -> int | None:
-    """Return the exit code of a process; None if it had to be ended after the time limit, by SIGTERM and then by
-    SIGKILL."""
+    """Return the exit code of a process; None if it was ended after the time limit, by SIGTERM and then by SIGKILL."""
     try:
         return process.wait(timeout_s)
     except subprocess.TimeoutExpired:

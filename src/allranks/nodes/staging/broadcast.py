@@ -1,5 +1,4 @@
-"""Stage a bundle in a running job: query what each node lacks, send it with sbcast or srun, verify it there, remove it
-at the end.
+"""Stage a bundle in a running job: query what nodes lack, send it with sbcast or srun, verify it, remove it at the end.
 
     with staged(bundle, Allocation.current()) as manifest:
         manifest.save(run.stage)
@@ -10,8 +9,7 @@ on the nodes that lack something, creates the folder, and waits while ``sbcast -
 sbcast does not work, the same step receives the archives through srun's standard input. Helper steps run node.py, one
 task per node, and exchange JSON through srun.
 
-Files that only the login node sees are packed before the job is submitted, the others inside the job, and only if some
-node lacks them.
+Files that only the login node sees are packed before submission, others inside the job and only if a node lacks them.
 """
 
 from __future__ import annotations

@@ -50,8 +50,7 @@ class PartUse(msgspec.Struct, frozen=True, kw_only=True):
 class NodeStage(msgspec.Struct, frozen=True, kw_only=True):
     """One node: its interpreter, its Python path, its environment, and the differences from the spec.
 
-    ``folder`` is None if nothing was staged: then nothing differs from the login node. A value None in
-    ``overrides`` means null.
+    ``folder`` is None if nothing was staged: nothing differs from the login node. None in ``overrides`` means null.
     """
 
     node: str
@@ -63,8 +62,7 @@ class NodeStage(msgspec.Struct, frozen=True, kw_only=True):
     variables: list[EnvVar]
 
     def environment(self, inherited: str | None = None) -> dict[str, str]:
-        """Return the variables to set on this node; ``inherited`` is a PYTHONPATH that is appended to the staged
-        folders."""
+        """Return the variables to set on this node; ``inherited``: a PYTHONPATH appended to the staged folders."""
         values = {v.name: v.value for v in self.variables if v.value is not None}
         if self.python_path:
             values["PYTHONPATH"] = ":".join([*self.python_path, *([inherited] if inherited else [])])

@@ -38,8 +38,7 @@ class Refused(Exception):
 def identity(root: str, names: list[str]) -> str | None:
     """Return a hash of these files below `root` (or of the file `root`, for the name ""); None if one is missing.
 
-    Files above 1 MiB are identified by their size and three samples, so that a network file system is not read
-    completely.
+    Files above 1 MiB are identified by size and three samples, so that a network file system is not read completely.
     """
     digest = hashlib.sha256()
     try:
@@ -62,8 +61,7 @@ def unpack(archive: str, target: str, sha256: str) -> None:
     """Unpack into the new folder `target`, which only appears if the archive is complete and the one that was packed.
 
     Raises:
-        Refused: it has another hash, or entries that no bundle has: outside of the folder, devices, links to other
-        places.
+        Refused: it has another hash, or entries that no bundle has: outside the folder, devices, links elsewhere.
     """
     digest = hashlib.sha256()
     with open(archive, "rb") as file:
@@ -139,8 +137,7 @@ def find_python(need: dict[str, Any]) -> str | None:
 
 
 def job_root() -> str:
-    """Return the folder of this user's jobs on this node: below the first suitable of SLURM_TMPDIR, TMPDIR, /tmp,
-    /var/tmp."""
+    """Return this user's job folder on this node, below the first suitable of SLURM_TMPDIR, TMPDIR, /tmp, /var/tmp."""
     bases = [os.environ.get("SLURM_TMPDIR"), os.environ.get("TMPDIR"), "/tmp", "/var/tmp"]  # noqa: S108
     base = next((b for b in bases if b and will_do(b)), "/tmp")  # noqa: S108
     return os.path.join(base, f"allranks-{os.getuid()}")

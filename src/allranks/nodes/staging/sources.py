@@ -97,8 +97,7 @@ def environment_source(site: Path, prefix: Path | None = None) -> PartFiles:
 
 
 def is_allranks_file(path: Path, site: Path) -> bool:
-    """Return whether a file belongs to the installed allranks, a separate part: reinstalling it does not change the
-    others."""
+    """Return whether a file belongs to the installed allranks, a part of its own: reinstalling changes no other."""
     top = path.relative_to(site).parts[0]
     return top == "allranks" or top.startswith("allranks-") or top in ("_editable_impl_allranks.pth", "__pycache__")
 
@@ -348,8 +347,7 @@ def _data(part: str, key: str, source: str, data: DataSpec) -> list[PartFiles]:
 
 
 def _data_root(source: str) -> Path:
-    """Return the file or folder that holds local data: of a pattern, the folder above its first part with a
-    wildcard."""
+    """Return the file or folder that holds local data; for a pattern, the folder above its first wildcard part."""
     path = Path(source).expanduser()
     if not is_pattern(source):
         return path

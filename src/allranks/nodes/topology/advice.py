@@ -1,7 +1,6 @@
 """Derive from a machine's topology matrix which NCCL variables to set and which to leave unset. Pure.
 
-A matrix alone justifies almost no setting: it shows neither interfaces nor addresses, nor whether copies between two
-GPUs work.
+A matrix alone justifies almost no setting: it shows no interfaces or addresses, nor whether copies between GPUs work.
 """
 
 from __future__ import annotations

@@ -34,8 +34,7 @@ class NumaNode(msgspec.Struct, frozen=True, kw_only=True):
 def numa_nodes(topology: Topology) -> list[NumaNode]:
     """Return NUMA nodes in order of their numbers.
 
-    A card is assigned to the node of a GPU that it reaches without leaving the NUMA node: the matrix has no column for
-    it.
+    A card is assigned to the node of a GPU that it reaches inside the NUMA node: the matrix has no column for it.
     """
     place = {gpu.name: gpu.numa for gpu in topology.gpus}
     for nic in topology.nics:
