@@ -1,5 +1,4 @@
-"""Find out from ``cpu_load`` events what happened to the CPU time of the ranks: given, taken by others, or not known.
-Pure."""
+"""Find out from ``cpu_load`` events what happened to the ranks' CPU time: given, taken by others, or unknown. Pure."""
 
 from __future__ import annotations
 

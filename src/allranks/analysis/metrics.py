@@ -1,5 +1,4 @@
-"""Compute metrics.json from the events of all ranks: of trainings, also failed ones, and of users' own programs.
-Pure."""
+"""Compute metrics.json from the events of all ranks, of trainings (also failed ones) and users' own programs. Pure."""
 
 from __future__ import annotations
 
@@ -86,8 +85,7 @@ def _layer(name: str, counts: list[int]) -> dict[str, Any]:
 
 
 def before_and_after(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows with ``prompt``, ``expected``, ``before`` (None without an earlier evaluation), ``before_step`` and
-    ``after``, from rank 0's events."""
+    """List rank 0's ``prompt``, ``expected``, ``before`` (None if not evaluated before), ``before_step``, ``after``."""
     evals = [
         (e.get("step"), samples) for e in events if e["event"] == "eval" and (samples := as_dicts(e.get("samples")))
     ]
@@ -270,8 +268,7 @@ def own_time(story: dict[int, Events]) -> dict[str, Any] | None:
 def engine_of(story: Events) -> dict[str, Any] | None:
     """Return the engine of another library that a strategy uses: name, version, and start-up times.
 
-    ``import_s`` and ``initialize_s`` (with compilation) are the seconds of importing and starting it; no step includes
-    them.
+    ``import_s`` and ``initialize_s`` (with compilation): seconds to import and start it; no step includes them.
     """
     event = last_event(story, "engine")
     keys = ("engine", "version", "import_s", "initialize_s")

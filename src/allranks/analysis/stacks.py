@@ -178,8 +178,7 @@ def foreground_frames(frames: Sequence[str]) -> list[str]:
 
 
 def thread_activity(frames: Sequence[str]) -> Activity:
-    """Return what a thread is doing; it is in a collective of a checkpoint if the collective is not among the innermost
-    frames."""
+    """Return what a thread is doing: in a checkpoint, a collective counts only if it is among the innermost frames."""
     near = foreground_frames(frames)
     saves = any(map(is_checkpoint_frame, near))
     if any(_COLLECTIVE.search(f) or _DEVICE_WAIT.search(f) for f in (near[:6] if saves else near)):

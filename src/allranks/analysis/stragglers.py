@@ -51,8 +51,7 @@ QUEUED = {OWN: "own_queued_s", BACKWARD: "own_backward_queued_s", OPTIMIZER: "ow
 Events = list[dict[str, Any]]
 Times = dict[int, list[float]]
 Reason = Literal["own", "machine", "unknown"]
-"""Why a rank differs: its own work; the machine, which took its CPU time; or it is not known whether its CPU time was
-taken."""
+"""Why a rank differs: its own work; the machine, which took its CPU time; or it is unknown if CPU time was taken."""
 LOAD_RECORDS = 200
 MAX_LINKS_REPORTED = 3
 
@@ -60,9 +59,8 @@ MAX_LINKS_REPORTED = 3
 class RankPace(msgspec.Struct, frozen=True, kw_only=True):
     """The pace of one rank: the median of its own time per step, and its ratio to the median of the other ranks.
 
-    The same for its backward passes and its optimizer, or None if they cannot be measured. ``queued_share`` is the part
-    of all of them in which the rank had no core. ``slow_in`` are the measures in which it is slow; ``reason`` is None
-    if it does not differ.
+    The same for backward passes and optimizer, or None if they cannot be measured. ``queued_share``: the part of all of
+    them in which it had no core. ``slow_in``: the measures in which it is slow. ``reason``: None if it does not differ.
     """
 
     rank: int
@@ -99,8 +97,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Measure(msgspec.Struct, frozen=True):
-    """One measure of one rank. ``queued_s`` is the sum over all steps, None if not known; ``spent_s`` that of the whole
-    measure."""
+    """One measure of one rank. Sums over all steps: ``queued_s`` (None if not known), ``spent_s`` (whole measure)."""
 
     median_s: float
     relative: float

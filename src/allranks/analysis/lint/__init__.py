@@ -37,8 +37,7 @@ PLACEHOLDERS_MATTER = {
     "exit-code-lost",
     "placeholder",
 }
-"""Rules about the shape of a script. Other findings on the line of a placeholder would be about text that is to be
-replaced."""
+"""Rules about the shape of a script. Other findings on a placeholder's line are about text that is to be replaced."""
 TOPICS = (variables, rendezvous, nodes, resources, launch, directives, storage)
 """Importing a topic registers its rules."""
 SAME_MISTAKE = (
@@ -50,8 +49,7 @@ SAME_MISTAKE = (
     ("one-node-only", "several-torchruns", "node-count", "node-rank-missing", "cpus-not-inherited"),
     ("variable-in-directive", "directive-not-read"),
 )
-"""Rules that see one mistake from several sides: of each group, a line has only the most severe finding, or else the
-first one."""
+"""Rules that see one mistake from several sides: a line has only the most severe finding of a group, else the first."""
 __all__ = ["LintFinding", "LintReport", "lint"]
 
 

@@ -181,8 +181,7 @@ DIRECTIVE_WORD = lazy_regex(r"""(?:[^\s"'\\]|\\.|"[^"]*"?|'[^']*'?)+""")
 
 
 def read_directives(source: MappedText, comments: set[int]) -> list[Directive]:
-    """Return the options of every line that starts with ``#SBATCH``; `comments` are the offsets where comments
-    start."""
+    """Return the options of lines that start with ``#SBATCH``; `comments` are the offsets where comments start."""
     directives: list[Directive] = []
     late = False
     offset = 0
@@ -261,8 +260,7 @@ SHELL_PREFIXES = {"time", "nohup", "exec", "command", "builtin", "then", "else",
 
 
 class UnwrappedCommand(msgspec.Struct, frozen=True):
-    """A command without wrappers: `calls` from the outermost in, and the words of a shell script that the last one
-    runs."""
+    """A command without wrappers: `calls` from the outermost in, and the words of a shell script that the last runs."""
 
     calls: tuple[ProgramCall, ...]
     script: Argument | None = None
@@ -290,8 +288,7 @@ def is_target(word: str) -> bool:
 def unwrap_command(
     args: list[Argument], make: Callable[..., ProgramCall], under: tuple[ProgramCall, ...]
 ) -> UnwrappedCommand:
-    """Remove wrappers one after another. `make` builds a call with the attributes that all calls of the command
-    share."""
+    """Remove wrappers one by one. `make` builds a call with the attributes that all calls of the command share."""
     calls: list[ProgramCall] = []
     while args:
         program = basename(args[0].text)
@@ -402,8 +399,7 @@ VALUED_OPTION = lazy_regex(
 
 
 def may_have_more_options(call: ProgramCall) -> bool:
-    """Return whether an unknown word may be an option of the runtime: it is no option's value, no image, and not behind
-    the image."""
+    """Return whether an unknown word may be the runtime's option: no option's value, not the image or behind it."""
     for before, word in pairwise(call.args):
         if IMAGE.search(word.text) and not VALUED_OPTION.fullmatch(before.text):
             return False

@@ -125,8 +125,7 @@ def kind_of(path: Path, text: str) -> FileKind:
 
 
 def _is_dump(lines: list[str]) -> bool:
-    """Return whether this is a dump of `env`, which prints multi-line values unquoted; recognised by its first line and
-    some names."""
+    """Return whether this is a dump of `env` (multi-line values are unquoted), by its first line and some names."""
     names = {line.partition("=")[0] for line in lines}
     return bool(ENVIRONMENT_LINE.match(lines[0])) and len(names & {"PATH", "HOME", "PWD", "USER", "SHELL"}) >= 2
 
@@ -164,8 +163,7 @@ def _lines_with_placeholders(text: str) -> tuple[tuple[int, str], ...]:
 
 
 def neutralise_placeholders(text: str) -> str:
-    """Return the text with the signs of placeholders replaced that a shell would read: <, >, %( ), and those of a text
-    behind ``=#``."""
+    """Return the text with placeholders' signs that a shell reads replaced: <, >, %( ), and those behind ``=#``."""
     return PLACEHOLDER.sub(_neutral, text)
 
 

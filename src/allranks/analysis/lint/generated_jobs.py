@@ -17,8 +17,7 @@ OF_SUBMISSION = lazy_regex(r"-(?:d|-dependency|-parsable|W|-wait|H|-hold|J|-job-
 
 
 def generated_jobs(reading: ShellReader) -> Iterator[MappedText]:
-    """Yield the batch scripts that a script passes to sbatch, or writes to files, unless a command line may request
-    more for them."""
+    """Yield batch scripts that a script passes to sbatch or writes to files, unless a command line may request more."""
     for script, call in zip(reading.submitted, reading.submitting, strict=True):
         if not _requests(call.args[: srun_end(call.args)]):
             yield script

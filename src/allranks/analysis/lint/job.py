@@ -97,8 +97,7 @@ class LauncherCall(msgspec.Struct, frozen=True):
         return option.value if option else None
 
     def place_of(self, arg: Argument, part: str) -> int:
-        """Return where the last such part of an option's value stands, perhaps in a variable's value further up; else
-        the option."""
+        """Return where the last such part of an option's value stands, maybe in a variable's value; else the option."""
         start = self.call.args.index(arg)
         for word in self.call.args[start : start + 2]:
             index = word.source.text.rfind(part)
@@ -133,8 +132,7 @@ class JobDescription:
 
     @cached_property
     def heading(self) -> dict[str, Directive]:
-        """Return the directives that sbatch reads; the last of a name counts. If all come too late, return those that
-        were intended."""
+        """Return the directives that sbatch reads (the last of a name counts); if all come too late, those intended."""
         read = [d for d in self.directives if not d.late] or self.directives
         return {d.name: d for d in read if d.name}
 
@@ -174,8 +172,7 @@ class JobDescription:
         return launches
 
     def number(self, text: str | None, depth: int = 0) -> int | None:
-        """Return a count written as digits, as one of Slurm's variables, or calculated from these; None if it is
-        unknown."""
+        """Return a count written as digits, as a variable of Slurm, or calculated from these; None if it is unknown."""
         if text is None or depth > MAX_LEVELS:
             return None
         text = text.strip().strip("\"'")
@@ -291,8 +288,7 @@ class JobDescription:
 
     @cached_property
     def requests_all(self) -> bool:
-        """Return whether the script itself seems to request all that it needs, nothing on the command line of
-        sbatch."""
+        """Return whether the script seems to request all that it needs, with nothing from sbatch's command line."""
         counts = {"nodes", "ntasks", "ntasks-per-node"} & self.heading.keys()
         more = {"time", "partition", "gres", "mem", "gpus-per-node", "gpus", "account"} & self.heading.keys()
         return bool(counts) and bool(more)
@@ -355,8 +351,7 @@ class JobDescription:
 
     @cached_property
     def chooses_launcher(self) -> bool:
-        """Return whether a variable has one of several commands, one of which starts ranks: the reader knows only the
-        last."""
+        """Return whether a variable has one of several commands, one of which starts ranks; only the last is known."""
         named = ({a.value for a in items} for items in self.by_name.values())
         return any(len(values) > 1 and any(STARTS.match(value) for value in values) for values in named)
 
@@ -411,8 +406,7 @@ class JobDescription:
         return any(part in a.value for a in self.by_name.get(name, ()))
 
     def is_copy(self, item: Assignment) -> bool:
-        """Return whether the value is that of another assignment, at which a finding stands already: ``export
-        A=$A``."""
+        """Return whether the value is another assignment's, where a finding already stands: ``export A=$A``."""
         line, origin = self.lines.place(item.offset)[0], self.lines.place(item.source.where(0))[0]
         return line != origin and origin in self._assigning_lines
 

@@ -115,8 +115,7 @@ def _print(console: Console, text: Text) -> None:
 
 
 def summary(report: LintReport) -> str:
-    """``2 errors, 1 warning in 3 files; 1 file not read``. Files that could not be read at all are not among the
-    files."""
+    """Return ``2 errors, 1 warning in 3 files; 1 file not read``; files not read at all are not among the 3 files."""
     counts = Counter(f.severity for f in report.findings)
     parts = [f"{counts[s]} {s}{'s' * (counts[s] > 1)}" for s in ("error", "warning", "note") if counts[s]]
     unread = {u.file for u in report.unread if u.line is None}

@@ -386,8 +386,7 @@ def _from_env(arg: Argument, call: ProgramCall) -> Assignment:
 
 
 def _fields(source: MappedText, split: list[bool]) -> list[MappedText]:
-    """Split at the blanks of unquoted variables, which `split` marks, as the shell does; unresolved parts stay
-    whole."""
+    """Split at blanks of unquoted variables, marked by `split`, as the shell does; unresolved parts stay whole."""
     fields: list[MappedText] = []
     start, inside = None, False
     for i, char in enumerate(source.text):
@@ -474,8 +473,7 @@ OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def calculate(text: str, value_of: Callable[[str], int | None]) -> int | None:
-    """Return the value of ``$((...))``, ``$[...]`` or ``$(expr ...)``; None for another form, or if a name has no known
-    value."""
+    """Return the value of ``$((...))``, ``$[...]`` or ``$(expr ...)``; None for other forms or unknown values."""
     form = ARITHMETIC.fullmatch(text)
     if form is None:
         return None

@@ -1,5 +1,4 @@
-"""What is wrong with a script for any shell: the findings of ShellCheck, and without it the syntax errors of ``bash
--n``. Nothing is run."""
+"""Find a script's errors in any shell: by ShellCheck, else only syntax errors by ``bash -n``. The script is not run."""
 
 from __future__ import annotations
 

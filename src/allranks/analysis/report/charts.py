@@ -1,5 +1,4 @@
-"""Build the charts of memory and host telemetry, and group all charts of a run for the page. Pure; does not import
-plotly."""
+"""Build charts of memory and host telemetry, and group a run's charts for the page. Pure; does not import plotly."""
 
 from __future__ import annotations
 

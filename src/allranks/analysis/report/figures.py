@@ -1,8 +1,7 @@
 """Build plotly figures as plain dictionaries from the steps of all ranks, and define the colours of all pages. Pure.
 
-A series has at most `MAX_POINTS` points. Colours are names of the page's CSS variables ("--c1", or "--c1/0.2" with
-opacity). The page replaces them by values, so one figure works in light and dark mode. Titles are HTML above the
-figure, not text inside it.
+A series has at most `MAX_POINTS` points. Colours name the page's CSS variables ("--c1", or "--c1/0.2" with opacity),
+which the page replaces by values, so one figure works in light and dark mode. Titles are HTML above the figure.
 """
 
 from __future__ import annotations

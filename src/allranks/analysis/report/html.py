@@ -37,8 +37,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell; `tone` is a CSS class: good, warn, bad, muted, code, num, long or wrap (several lines), or none; `note`
-    stands below."""
+    """A cell. `tone`: CSS class good, warn, bad, muted, code, num, long, wrap (multi-line) or none. `note`: below."""
 
     text: str
     tone: str = ""

@@ -236,11 +236,9 @@ MIN_SKEW_PER_LATER_SKEW = 3.0  # nor one that later steps show too: then the ran
 def trim_startup(
     ranks: Mapping[int, RankResult], pairs: Sequence[CollectivePair], clocks: Mapping[int, RankClock]
 ) -> StartupTrim | None:
-    """Start each rank's first step at the first collective that synchronised the ranks, if their profilers started at
-    different times.
+    """Start each rank's first step at the first synchronising collective, if profilers started at different times.
 
-    Changes the results. Waiting in all collectives of that step is not counted either: a late rank stays late until the
-    step's end.
+    Changes the results. Waiting in that step's collectives is not counted: a late rank stays late until the step ends.
     """
     shared = [r for r in ranks if ranks[r].steps and clocks[r].pairs]
     if len(shared) < 2 or len({ranks[r].steps[0].number for r in shared}) > 1:

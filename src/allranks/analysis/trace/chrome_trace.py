@@ -1,8 +1,7 @@
 """Read a profiler trace (Chrome trace event format, plain or gzip) incrementally into typed events.
 
-Memory use does not grow with the file, and events before a damaged position are kept. The text is cut into pieces
-between events: a cut is guessed from the text and confirmed by decoding, because a valid JSON array cannot end inside a
-string or object.
+Memory use does not grow with the file; events before a damaged position are kept. The text is cut between events: a cut
+is guessed from the text and confirmed by decoding, as a valid JSON array cannot end inside a string or object.
 """
 
 from __future__ import annotations

@@ -149,8 +149,7 @@ def _outermost(calls: list[HostCommCall]) -> list[HostCommCall]:
 def _of_gloo(spans: list[HostCommCall], calls: list[HostCommCall], default: int | None) -> list[Collective]:
     """Name gloo's spans by their calls: a span only has tensors, and a reduce-scatter is recorded as an all-reduce.
 
-    Both have the same order: a span gets the earliest call before it of a kind that gloo runs this way, of its size if
-    there is one.
+    Both are in the same order: a span gets the earliest call before it of a kind run this way, of its size if possible.
     """
     waiting = deque(c for c in _outermost([c for c in calls if not c.name.startswith(_GLOO)]) if c.kind is not None)
     found = []

@@ -1,5 +1,4 @@
-"""Lay out a trace report, or the comparison of two, as lines and tables with shortened names, for a terminal or a
-page."""
+"""Lay out a trace report, or a comparison of two, as lines and tables with shortened names, for a terminal or page."""
 
 from __future__ import annotations
 

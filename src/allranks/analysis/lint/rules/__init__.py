@@ -117,8 +117,7 @@ class Started(msgspec.Struct, frozen=True):
 
 
 def started_by(job: JobDescription, launch: LauncherCall) -> Started | None:
-    """Return what the nearest program that starts several processes starts of this launch; None if there is no such
-    program."""
+    """Return what the nearest program that starts several processes starts of this launch; None without one."""
     starter = next((c for c in reversed(launch.call.under) if c.program in STARTERS), None)
     if starter is None:
         return None

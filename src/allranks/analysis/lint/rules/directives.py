@@ -47,8 +47,7 @@ ALONE = lazy_regex(r"(?m)^\$\{([A-Z][A-Z0-9_]*)\}[ \t]*$")
 
 
 def _is_filled_in(job: JobDescription) -> bool:
-    """Return whether a program fills in the variables: in a folder of templates, or where a whole line is one that
-    nothing sets."""
+    """Return whether a program fills in the variables: in a folder of templates, or if an unset one is a whole line."""
     folder = job.folder.name.lower() if job.folder else ""
     lines = any(not job.has(found[1]) for found in ALONE.finditer(job.text))
     return folder in ("template", "templates") or lines or re.search(r"£[\w({]", job.text) is not None

@@ -61,8 +61,7 @@ FOREVER = lazy_regex(
 
 
 def _background_work(job: JobDescription) -> list[ProgramCall]:
-    """Return the commands that do the job's work, with calls of functions that contain it instead of what they
-    contain."""
+    """Return the commands that do the job's work; calls of functions that contain it replace what they contain."""
     outside = [w for w in job.work if not w.in_function]
     if len(outside) == len(job.work) or any(c.program == "wait" and c.in_function for c in job.calls):
         return outside
@@ -620,8 +619,7 @@ def _status_is_used(job: JobDescription, last: ProgramCall) -> bool:
 
 
 def _add_pipefail(job: JobDescription, errexit: bool) -> tuple[Edit, ...]:
-    """Return the edit that adds ``set -o pipefail`` above the first command; none where it could end the script
-    early."""
+    """Return the edit that adds ``set -o pipefail`` above the first command; none if it could end the script early."""
     if errexit or not re.match(r"#!\S*(?:/|env\s+)(?:ba|k|z)sh\b", job.lines.line(1)):
         return ()
     first = min((c.offset for c in [*job.calls, *job.assignments]), default=None)

@@ -54,8 +54,7 @@ def several(job: JobDescription) -> Iterator[Violation]:
 
 
 def _certain_tasks(job: JobDescription, launch: LauncherCall) -> bool:
-    """Return whether the number of tasks is certain: whether --ntasks-per-node of srun replaces that of the job depends
-    on Slurm's version."""
+    """Return whether the task count is certain: srun's --ntasks-per-node replaces the job's in some Slurm versions."""
     own = slurm_options(launch.srun).get("ntasks-per-node") if launch.srun else None
     other = own is not None and own.value != job.heads("ntasks-per-node") and "ntasks-per-node" in job.heading
     return not other or job.slurm_version == FIRST_WITHOUT_CPUS
@@ -378,8 +377,7 @@ WRITES = {"echo", "printf", "cat", "scontrol", "sed", "awk", "cp", "tee", "sort"
     ),
 )
 def host_lines(job: JobDescription) -> Iterator[Violation]:
-    """Report a host file of deepspeed that the script writes in another form, or of which only the last line is
-    left."""
+    """Report a host file of deepspeed that is written in another form, or of which only the last line is left."""
     for launch in job.launches:
         option = launch.option("hostfile", "H") if launch.kind == "deepspeed" else launch.option("deepspeed_hostfile")
         name = option.plain_value if option else ""
@@ -465,7 +463,6 @@ SETS_UP = lazy_regex(
 
 
 def sources_unknown(job: JobDescription) -> bool:
-    """Return whether the script reads a file that may start programs on the other nodes: none that sets up an
-    environment, by its name."""
+    """Return whether the script reads a file, not named as a setup, that may start programs on the other nodes."""
     sourced = [c.args[0].text for c in job.calls if c.program in ("source", ".") and c.args]
     return job.sources_files and not all(SETS_UP.search(name) or SETS_PATHS_ONLY.search(name) for name in sourced)

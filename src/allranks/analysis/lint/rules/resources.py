@@ -87,8 +87,7 @@ GROUP_PROGRAM = lazy_regex(r"(?:hvd|horovod|(?:\A|[/_.-])ddp|distributed)[^/]*\.
 
 
 def _is_group(job: JobDescription, call: ProgramCall) -> bool:
-    """Return whether the processes are the ranks of one group, by what the script sets, or passes, or the program's
-    name."""
+    """Return whether the processes are ranks of one group, by what the script sets or passes, or the program's name."""
     told = any(GROUP_OPTION.fullmatch(a.text) or GROUP_PROGRAM.search(a.text) for a in call.args)
     return told or job.has("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 
@@ -308,8 +307,7 @@ def option_values(call: ProgramCall) -> Iterator[tuple[str, str, Argument]]:
 
 
 def _numbers(job: JobDescription, call: ProgramCall) -> dict[str, tuple[int, Argument] | None]:
-    """Return the options of a program that have a number; None for one whose number is unknown. The last of a name
-    counts."""
+    """Return a program's options that have a number, None if the number is unknown. The last of a name counts."""
     numbers: dict[str, tuple[int, Argument] | None] = {}
     for name, value, arg in option_values(call):
         number = job.number(value)

@@ -32,8 +32,7 @@ def _path(arg: Argument) -> str:
 
 
 def _on_every_node(job: JobDescription, path: str, launch: ProgramCall) -> bool:
-    """Return whether a command before the launch writes there on every node: under srun, by sbcast, or in the task's
-    own shell."""
+    """Return whether a command before launch writes there on every node: by srun, sbcast or the task's own shell."""
     folder, end = "/".join(path.split("/")[:3]), max(launch.offset, launch.starter.offset)
     for call in (c for c in job.calls if c.offset < end and (c.srun is not None or c.program == "sbcast")):
         named = any(folder in a.text for a in call.args) or any(folder in r.target for r in call.redirects)

@@ -83,8 +83,7 @@ OTHER_NAMES = {"MASTER_ADDRESS": "MASTER_ADDR", "OMP_THREADS": "OMP_NUM_THREADS"
 
 
 def _usual_name(name: str) -> str | None:
-    """Return the usual variable of which this is a misspelling: one or two letters wrong, missing, too many or
-    swapped."""
+    """Return the usual variable that this misspells: one or two letters wrong, missing, too many or swapped."""
     head, _, rest = name.partition("_")
     meant = f"NCCL_{rest}"
     if head not in OTHER_COLLECTIVES and rest and edits(head, "NCCL", 1) == 1:
@@ -520,8 +519,7 @@ def _tokens(job: JobDescription) -> Iterator[tuple[int, str]]:
 
 
 def _is_no_secret(value: str) -> bool:
-    """Return whether a value that the redactor would hide is a placeholder, a path, or a word that an open server takes
-    for a key."""
+    """Return whether a value to redact is a placeholder, a path, or a word that an open server takes for a key."""
     name, equals, rest = value.partition("=")
     text = rest if equals and rest.strip("=") and re.fullmatch(r"-{0,2}[\w.-]+", name) else value
     return bool(
