@@ -43,8 +43,7 @@ def open_store(world_size: int, timeout: timedelta) -> dist.Store | None:
 
 @dataclass(frozen=True)
 class DistContext:
-    """Rank, world size, device and process groups. ``group`` is for training; ``control`` (Gloo, CPU) for small
-    messages."""
+    """Rank, world size, device, process groups: ``group`` for training, ``control`` (Gloo, CPU) for small messages."""
 
     rank: int
     local_rank: int
@@ -119,12 +118,10 @@ def gpu_of(local_rank: int, procs_per_node: int, visible: int, backend: str, ins
 
 
 def bind_beside_gpu(bus: str, environment: Mapping[str, str], devices: Path = PCI_DEVICES) -> set[int]:
-    """Bind this process to the cores of its GPU's NUMA node, as far as it may use them, and return them; empty if nothing
-    has changed.
+    """Bind this process to the allowed cores of its GPU's NUMA node and return them; empty if nothing has changed.
 
-    Call before threads are started: they inherit the cores. Nothing happens without `NUMA_BINDING`, if the kernel does
-    not know the cores, or if fewer would be left than the rank has threads. `bus`: PCI address such as
-    ``0000:1b:00.0``.
+    Call before starting threads, which inherit the cores. Nothing happens without `NUMA_BINDING`, if the kernel does
+    not know the cores, or if fewer would be left than the rank has threads. `bus`: PCI address (``0000:1b:00.0``).
     """
     if environment.get(NUMA_BINDING) != "1" or not hasattr(os, "sched_setaffinity"):
         return set()
@@ -201,8 +198,7 @@ def from_first(world: DistContext, value: T) -> T:
 
 
 def rng_state() -> dict[str, Any]:
-    """Return the states of the Python, NumPy, torch CPU and (if present) CUDA generators; loadable with
-    weights_only."""
+    """Return the states of the Python, NumPy, torch CPU and any CUDA generators; loadable with weights_only."""
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # type: ignore[misc]
     state = {

@@ -33,8 +33,7 @@ BATCH = 32
 
 
 class EvalResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of an evaluation: loss in nats per target; ``perplexity`` is None for classifiers, ``accuracy`` None for
-    language models."""
+    """Loss in nats per target; ``perplexity`` is None for classifiers, ``accuracy`` is None for language models."""
 
     loss: float
     perplexity: float | None
@@ -122,8 +121,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 class SampleAnswers(msgspec.Struct, frozen=True, kw_only=True):
-    """Generated answers. ``exact_match`` is the share that equals the reference exactly, None if the data is not
-    checkable."""
+    """Generated answers. ``exact_match``: share that equals the reference exactly, None if data is not checkable."""
 
     exact_match: float | None
     checked: int
@@ -212,8 +210,7 @@ def generate_replies(
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """Return the tokens that end a reply: the tokenizer's, with which rows are trained, and all of
-    generation_config.json."""
+    """Return the tokens that end a reply: the tokenizer's, used in training, and all of generation_config.json."""
     own = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     several = own if isinstance(own, list) else [own]
     return sorted({token for token in (tokenizer.eos_token_id, *several) if token is not None})
@@ -226,11 +223,10 @@ def encode_prompt(tokenizer: Any, prompt: str) -> list[int]:
 
 
 class EarlyStopping:
-    """Count the evaluations since the held-out loss was last lower, by `min_delta`, than before; after `patience` of them
+    """Count evaluations since the held-out loss was last lower, by `min_delta`, than before; after `patience` of them
     in a row the training ends.
 
-    A loss that is not finite is never lower. The evaluation before the first step does not count: there is no
-    checkpoint of it.
+    A non-finite loss is never lower. The evaluation before the first step does not count: it has no checkpoint.
     """
 
     def __init__(self, patience: int | None, min_delta: float = 0.0) -> None:
@@ -258,8 +254,7 @@ class EarlyStopping:
 
 
 def evaluations_until(events: Iterable[dict[str, Any]], step: int) -> list[tuple[int, float | None]]:
-    """Return step and loss of each evaluation up to `step` in the events of rank 0, without those that an attempt
-    repeated."""
+    """Return step and loss of each evaluation up to `step` in rank 0's events, without those an attempt repeated."""
     losses: dict[int, float | None] = {}
     for event in events:
         if event["event"] == "resume":

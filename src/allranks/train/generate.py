@@ -22,8 +22,7 @@ from allranks.utils.machine import run_short_process
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """What to load and what to reply to.
 
-    ``labels`` are the class numbers of a classifier by label; ``positions`` is the number of tokens that the model can
-    read at most.
+    ``labels`` are a classifier's class numbers by label; ``positions`` is the most tokens that the model can read.
     """
 
     folder: str
@@ -84,8 +83,7 @@ def _prompt(order: Order, given: str | dict[str, Any], tokenizer: Any) -> str:
 
 
 def _model(order: Order, device: Any) -> Any:
-    """Return the model in the run's precision: trained weights as saved, with autocast, and a frozen base in the dtype
-    of compute."""
+    """Return the model in the run's precision: trained weights as saved, autocast, a frozen base in compute dtype."""
     from allranks.train.export import load
     from allranks.train.models.adapters import is_adapted
     from allranks.train.models.lora import fuse_lora

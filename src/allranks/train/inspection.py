@@ -2,8 +2,7 @@
 
 A process of its own, so that the launcher side does not import transformers:
 
-    python -m allranks.train.inspection    reads one JSON request on standard input, writes one JSON answer on standard
-    output
+    python -m allranks.train.inspection    reads one JSON request from stdin, writes one JSON answer to stdout
 """
 
 from __future__ import annotations
@@ -139,8 +138,7 @@ def _shown(built: AssembledData, example: Example, row: EncodedRow, part: int, p
 
 
 def _segments(tokenizer: Any, ids: Sequence[int], mask: Sequence[int]) -> list[Segment]:
-    """Return the text of each run of tokens with equal mask. Each is the rest of a longer decoded text, because many
-    decoders drop a blank in front."""
+    """Return the text of each run of equal mask, cut from longer decoded text: many decoders drop a leading blank."""
     found: list[Segment] = []
     start = 0
     marks = [0, *mask[1:]]  # the first token has no predecessor, so it is never a target

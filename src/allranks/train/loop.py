@@ -163,8 +163,7 @@ class TrainingLoop:
 def adamw(train: TrainSpec) -> MakeOptimizer:
     """Return a function that creates a fused AdamW; biases and norms have no weight decay.
 
-    The fused form runs one kernel per group and, unlike the foreach form, needs no temporary of the size of the
-    weights.
+    The fused form runs one kernel per group and, unlike the foreach form, needs no temporary as large as the weights.
     """
 
     def make(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
@@ -179,8 +178,7 @@ def adamw(train: TrainSpec) -> MakeOptimizer:
 
 
 def learning_rate(train: TrainSpec, step: int, total_steps: int) -> float:
-    """Return the learning rate of optimizer step `step` (from 0): linear warm-up, then the schedule down to 0 at
-    `total_steps`."""
+    """Return the learning rate of step `step` (from 0): linear warm-up, then the schedule to 0 at `total_steps`."""
     if step < train.warmup_steps:
         return train.lr * (step + 1) / train.warmup_steps
     span = max(1, total_steps - train.warmup_steps)

@@ -258,8 +258,7 @@ class DataFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class AssembledData:
-    """Encoded rows and their packing. ``encoded`` are all training rows, in the order of ``read.train``; ``kept`` those
-    with a target."""
+    """Encoded, packed rows. ``encoded``: all training rows in ``read.train``'s order; ``kept``: those with targets."""
 
     read: ReadExamples
     tokenizer: Any

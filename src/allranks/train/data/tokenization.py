@@ -95,8 +95,7 @@ def load_config(name: str, revision: str | None, **more: Any) -> Any:
 
 
 def head_classes(name: str, revision: str | None) -> list[str]:
-    """Return the names of the classes of a trained classifier, in their order; none if the model has no classifier
-    yet."""
+    """Return the class names of a trained classifier, in their order; none if the model has no classifier yet."""
     config = load_config(name, revision)
     if "SequenceClassification" not in (getattr(config, "architectures", None) or [""])[0]:
         return []
@@ -175,8 +174,7 @@ def encode_text(
 
 
 def prefix_tokens(tokenizer: Any) -> list[int]:
-    """Return what this tokenizer writes before a text: the beginning-of-text token, others (``[gMASK] <sop>``), or
-    nothing."""
+    """Return what a tokenizer writes before a text: beginning-of-text token, others (``[gMASK] <sop>``), or nothing."""
     whole, plain = tokenizer("x")["input_ids"], tokenizer("x", add_special_tokens=False)["input_ids"]
     starts = [i for i in range(len(whole) - len(plain) + 1) if whole[i : i + len(plain)] == plain]
     return whole[: starts[0]] if plain and starts else []
@@ -196,8 +194,7 @@ def _encode(rows: list[Turns], tokenizer: Any) -> Iterator[tuple[list[int], list
 
 
 def _encode_without_offsets(turns: Turns, tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Encode the row at once if a token ends at the end of each turn, otherwise turn by turn: both show exactly what is
-    trained."""
+    """Encode at once if a token ends at each turn's end, else turn by turn: both show exactly what is trained."""
 
     def encode(text: str) -> list[int]:
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -104,8 +104,7 @@ def silence_deepspeed() -> Iterator[None]:
 
 @contextmanager
 def readable_arch_list(device: torch.device) -> Iterator[None]:
-    """Let DeepSpeed compile its kernels for this GPU if TORCH_CUDA_ARCH_LIST has entries that torch reads and DeepSpeed
-    cannot, like ``9.0a``."""
+    """Let DeepSpeed compile for this GPU if TORCH_CUDA_ARCH_LIST has entries that only torch reads, like ``9.0a``."""
     name = "TORCH_CUDA_ARCH_LIST"
     before = os.environ.get(name, "")
     readable = all(_ARCHITECTURE.fullmatch(word) for word in re.split(r"[;\s]+", before.strip()))
@@ -306,8 +305,7 @@ class DeepSpeedZero(LoopStrategy):
         return without_auto(config)
 
     def _trains_in_bf16(self, where: str) -> bool:
-        """Return whether bf16 is on: then DeepSpeed casts the full model. It always requires one dtype of trained
-        parameters."""
+        """Return whether DeepSpeed casts the full model to bf16; it always requires one dtype of trained parameters."""
         whole = self._named[0][1].dtype == torch.bfloat16
         others = self._model.named_parameters() if whole else self._named
         named = [self._named[0], *others]
@@ -334,8 +332,7 @@ class DeepSpeedZero(LoopStrategy):
         return engine, zero
 
     def _take_weights(self) -> None:
-        """Prepare weights before the engine is created and after parameter shapes are read: stage 3 shards the model
-        here."""
+        """Prepare weights after parameter shapes are read, before the engine exists: stage 3 shards the model here."""
 
     def _found_inf(self) -> torch.Tensor:
         """Return 1 (on the device) if a gradient of this or an earlier step was not finite, else 0."""
@@ -367,8 +364,7 @@ class DeepSpeedZero(LoopStrategy):
         return partition_tensors(self._zero)
 
     def finish_loading(self) -> None:
-        """Apply values that were read into `weight_shards` and `state_ranges`, also to DeepSpeed's copies.
-        Collective."""
+        """Apply values read into `weight_shards` and `state_ranges`, also to DeepSpeed's copies. Collective."""
         renew_copies(self.weight_shards(), self.state_ranges())
         plain_numbers(self._zero)
 
@@ -420,8 +416,7 @@ def partition_tensors(zero: Any) -> list[torch.Tensor]:
 
 
 def fragment_ranges(zero: Any, named: Named) -> list[StateRange]:
-    """Return ranges for stages 1 and 2: a group's parameters are concatenated and split evenly, with padding at the
-    end."""
+    """Return ranges for stages 1 and 2: a group's parameters are concatenated and split evenly, padded at the end."""
     names, out = {p: name for name, p in named}, []
     flat: Any
     for flat, group in zip(partition_tensors(zero), zero.bit16_groups, strict=True):
@@ -440,8 +435,7 @@ def fragment_ranges(zero: Any, named: Named) -> list[StateRange]:
 
 
 def partition_ranges(zero: Any, named: Named) -> list[StateRange]:
-    """Return ranges for stage 3: each parameter is split evenly, with padding at its end; a group's parts are
-    concatenated."""
+    """Return ranges for stage 3: each parameter is split evenly, end-padded; a group's parts are concatenated."""
     out: list[StateRange] = []
     flats: Any = partition_tensors(zero)
     for name, p in named:
@@ -463,8 +457,7 @@ def partitions(named: Named) -> list[TensorShard]:
 
 
 def renew_copies(weights: Sequence[TensorShard], ranges: Sequence[StateRange]) -> None:
-    """Copy weights that were read into the tensors that the optimizers update, except master weights, which were read,
-    too."""
+    """Copy loaded weights into the tensors that the optimizers update, except master weights, which are loaded, too."""
     by_key = {shard.key: shard for shard in weights}
     for r in ranges:
         shard = by_key[f"model/{r.name}"]

@@ -72,8 +72,7 @@ class TrainerStep:
         self.abandon = self._open.close
 
     def begin(self, step: int, trained: int, rate: float) -> None:
-        """Start optimizer step `step` (from 0), in which all ranks together train `trained` tokens at learning rate
-        `rate`."""
+        """Start optimizer step `step` (from 0); all ranks together train `trained` tokens at learning rate `rate`."""
         self.step, self.trained, self._rate = step, trained, rate
         self._sequences: list[int] = []
         self._counts = TokenCounts()
@@ -134,8 +133,7 @@ class RanksTrainer(Trainer):
         self.remove_callback(PrinterCallback)
 
     def get_train_dataloader(self) -> DataLoader[Batch]:
-        """Return the loader without Accelerate's preparation, which would divide this rank's part among the ranks
-        again."""
+        """Return the loader without Accelerate's preparation, which would divide this rank's part among ranks again."""
         return self._feed
 
     def get_batch_samples(

@@ -1,10 +1,9 @@
 """Dropout of the inputs of adapters: drawn with few random numbers, and kept for backward in few bytes.
 
-``nn.Dropout`` draws 64 random bits per element on a CPU and keeps a mask in the dtype of its input. Here, what is
-rarely dropped is drawn by its gaps: between two dropped elements there are ``floor(log(u) / log(1 - p))`` kept ones, u
-uniform, so that a number is drawn per dropped element, and their positions are kept (L. Devroye, Non-Uniform Random
-Variate Generation, 1986, chapter X.2). Above `planning.memory.activations.INDEXED_DROPOUT`, 16 bits are drawn and a
-byte is kept per element.
+``nn.Dropout`` draws 64 random bits per element on a CPU and keeps a mask in the dtype of its input. Here, rare drops
+are drawn by their gaps: between two dropped elements there are ``floor(log(u) / log(1 - p))`` kept ones, u uniform: one
+draw per dropped element, whose positions are kept (L. Devroye, Non-Uniform Random Variate Generation, 1986, chapter
+X.2). Above `planning.memory.activations.INDEXED_DROPOUT`, 16 bits are drawn and a byte is kept per element.
 """
 
 from __future__ import annotations

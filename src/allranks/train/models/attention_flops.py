@@ -21,8 +21,7 @@ from torch import nn
 
 KINDS = {"full_attention", "sliding_attention"}
 OTHER = ("relative_attention", "global_head_dim", "attention_types")
-"""Keys of configs whose attention has more products, heads of several widths, or local layers that ``layer_types`` does
-not tell."""
+"""Keys of configs whose attention has more products, several head widths, or local layers not in ``layer_types``."""
 _BLOCK = re.compile(r"(.*?\.\d+)\.")
 
 

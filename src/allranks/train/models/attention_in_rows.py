@@ -1,8 +1,7 @@
 """Causal attention within the rows of packed sequences on a CPU, each row by itself.
 
-A row is computed in blocks where that is faster (`blockwise_attention`), else by torch's attention kernel. For
-torch.compile and for modes that watch operations it is one operation; otherwise a plain autograd function, which costs
-less time for each call.
+A row is computed in blocks where that is faster (`blockwise_attention`), else by torch's kernel. For torch.compile and
+modes that watch operations it is one operation; otherwise a plain autograd function, which is faster to call.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ def fits(query: torch.Tensor, value: torch.Tensor) -> bool:
 
 
 def window_mask(query: torch.Tensor, window: int | None) -> torch.Tensor | None:
-    """Return the boolean mask (L, L) of causal attention with a window; None if the window is not shorter than the
-    row."""
+    """Return the boolean causal mask (L, L) with a window; None if the window is not shorter than the row."""
     n = query.shape[2]
     if window is None or n <= window:
         return None
@@ -58,12 +56,7 @@ def window_mask(query: torch.Tensor, window: int | None) -> torch.Tensor | None:
 
 
 def spans_of(ends: torch.Tensor, length: int) -> list[tuple[int, int, int]]:
-    """Return (sequence, first, last + 1) of each packed row.
-
-    Args:
-        ends: as `PackedRows.ends`.
-        length: of a sequence.
-    """
+    """Return (sequence, first, last + 1) of each packed row. `ends`: as `PackedRows.ends`; `length`: of a sequence."""
     edges = ends.tolist()
     return [(a // length, a % length, a % length + b - a) for a, b in pairwise(edges)]
 

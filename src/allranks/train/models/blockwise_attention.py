@@ -23,8 +23,7 @@ from typing import NamedTuple
 import torch
 
 LENGTHS = range(224, 2049)
-"""Tokens of sequences for which blocks are faster than torch's kernel, if a rank has one thread; that kernel uses
-several better."""
+"""Sequence lengths, in tokens, at which blocks are faster than torch's kernel on one thread; it uses several better."""
 BLOCK_TOKENS = 64
 MATRIX_ELEMENTS = 1 << 19
 
@@ -45,8 +44,7 @@ def blocks_pay(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> b
 
 
 class _Part(NamedTuple):
-    """Key and value heads ``heads``, queries ``here``, keys up to them ``seen``; ``last``: no later block adds to their
-    gradients."""
+    """Key/value ``heads``, queries ``here``, keys up to them ``seen``; ``last``: no later block adds to gradients."""
 
     heads: slice
     here: slice
@@ -102,8 +100,7 @@ def _scores(into: torch.Tensor, query: torch.Tensor, key: torch.Tensor, scale: f
     """Write ``(scale query @ key^T + mask) log2(e)`` into a matrix.
 
     Args:
-        query: (heads, R n, D), rows ordered by head, then position. ``key``: (heads, e, D), the last n of the queries'
-        positions.
+        query: (heads, R n, D), by head, then position. ``key``: (heads, e, D), the last n at the queries' positions.
     """
     torch.baddbmm(into, query, key.transpose(1, 2), beta=0, alpha=scale * _LOG2_E, out=into)
     heads, rows, columns = into.shape
@@ -118,8 +115,7 @@ def forward(
 
     Args:
         query: (H, L, D) float32. ``key``, ``value``: (G, L, D); head h of the queries reads head h // (H / G).
-        out: (H, L, D), any strides.
-        sums: (H, L), any strides.
+        out: (H, L, D), any strides. ``sums``: (H, L), any strides.
     """
     heads, (_, length, width) = key.shape[0], query.shape
     group = query.shape[0] // heads
