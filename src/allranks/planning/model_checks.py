@@ -95,8 +95,7 @@ def trains_classifier(spec: RunSpec) -> bool | None:
 
 
 def model_warnings(spec: RunSpec) -> list[str]:
-    """Return warnings on a model whose config is on this machine: an untested architecture, sequences longer than it
-    was made for."""
+    """Return warnings on a model with a local config: untested architecture, sequences longer than it was made for."""
     files = find_files(spec) if spec.data is not None else None
     if spec.data is None or files is None:
         return []
@@ -144,11 +143,7 @@ def max_positions(config: Mapping[str, Any]) -> int | None:
 
 
 def require_vocabulary(files: ModelFiles) -> None:
-    """Check that the tokenizer in the model's folder has no token id beyond the vocabulary of the model.
-
-    Raises:
-        SpecError: names the token.
-    """
+    """Refuse a tokenizer in the model's folder with an id beyond the vocabulary; `SpecError` names the token."""
     size = files.config.get("vocab_size")
     if files.folder is None or not isinstance(size, int):
         return
@@ -188,11 +183,7 @@ def require_attention_name(wanted: str) -> None:
 
 
 def require_attention(model_type: Any, wanted: str, where: str) -> None:
-    """Refuse ``sdpa`` for a tested model type that transformers has without it.
-
-    Raises:
-        SpecError: with what it has.
-    """
+    """Refuse ``sdpa`` for a tested model type without it in transformers; `SpecError` names what it has."""
     entry = tested(model_type)
     if wanted == "sdpa" and entry is not None and entry.attention == "eager":
         raise SpecError(

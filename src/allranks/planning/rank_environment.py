@@ -1,8 +1,6 @@
-"""Decide how ranks are started: the file of the user's program, its Python, and each environment variable with value,
-reason and source. Pure.
+"""Decide how ranks are started: program file, Python, and environment variables with value, reason and source. Pure.
 
-Network variables are decided in `network_policy`; some of them need facts from the nodes. No program of the user is
-imported.
+Network variables are decided in `network_policy`; some need facts from the nodes. No program of the user is imported.
 """
 
 from __future__ import annotations
@@ -66,8 +64,7 @@ def decide_environment(spec: RunSpec, job: NetworkJob, *, cpus: int, procs_per_n
 
 TUNABLES = "GLIBC_TUNABLES"
 MAPPED_BYTES = {False: 32 << 20, True: 1 << 20}
-"""From which size on a rank on a CPU maps memory by itself and returns it when it is freed: without and with
-recomputation."""
+"""Bytes from which a CPU rank maps memory by itself and returns it when freed: without and with recomputation."""
 KEPT_BYTES = 16 << 30
 
 
@@ -152,8 +149,7 @@ def without_script_secrets(script: ScriptSpec | None) -> ScriptSpec | None:
 
 
 def secret_warnings(spec: RunSpec) -> list[str]:
-    """Return one warning for each shell line of the spec that contains a secret: the batch script and spec.yaml keep it
-    in plain text."""
+    """Return a warning per shell line of the spec with a secret: batch script and spec.yaml keep it in plain text."""
     lines = [("cluster.setup", text) for text in spec.cluster.setup]
     lines += [("cluster.slurm.extra", text) for text in spec.cluster.slurm.extra]
     return [
@@ -205,15 +201,13 @@ def _is_secret(name: str, value: str) -> bool:
 
 
 def is_interpreter(wanted: str) -> bool:
-    """Return whether ``cluster.python`` names an interpreter, such as ``/opt/py/bin/python3.12``, and not an
-    environment's folder."""
+    """Return whether ``cluster.python`` is an interpreter (``/opt/py/bin/python3.12``), not an environment's folder."""
     path = Path(wanted)
     return path.parent.name == "bin" and _INTERPRETER.fullmatch(path.name) is not None
 
 
 def needed_file(wanted: str) -> Path | None:
-    """Return the file without which ``cluster.python`` cannot be used; None for conda environments and images of a
-    registry."""
+    """Return the file that ``cluster.python`` needs; None for conda environments and images of a registry."""
     if wanted.startswith(("conda:", "pyxis:")):
         return None
     path = Path(wanted).expanduser()
@@ -247,8 +241,7 @@ def environment_commands(wanted: str | None, python: str) -> tuple[list[str], li
 
 
 def in_environment(wanted: str | None, python: list[str]) -> list[str]:
-    """Return the command that starts a Python of `environment_commands` in its environment; the arguments of Python
-    follow them."""
+    """Return the command that starts a Python of `environment_commands` in its environment; Python arguments follow."""
     lines, _ = environment_commands(wanted, "")
     return ["bash", "-c", " && ".join([*lines, 'exec "$@"']), "bash", *python] if lines else python
 

@@ -3,8 +3,7 @@
 The hardware of a node is its PCIe and NVLink topology, its network interfaces, and its RDMA ports with their GIDs;
 `nodes.topology` and `nodes.network.facts` fill these records. A GID is the 128-bit address of an RDMA port. On
 InfiniBand only one is relevant; a RoCE port (RDMA over Ethernet) has one for each address of its interface and each
-protocol version: v1 stays inside one Ethernet segment, v2 is routed in UDP. An IPv4 address is written as
-``::ffff:a.b.c.d``.
+protocol version: v1 stays in one Ethernet segment, v2 is routed in UDP. IPv4 is written ``::ffff:a.b.c.d``.
 """
 
 from __future__ import annotations
@@ -99,8 +98,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def work(self) -> str:
-        """Return strategy, backend, device and dtype as text; strategy and dtype are unknown for a user's own
-        program."""
+        """Return strategy, backend, device and dtype as text; strategy and dtype are unknown for a user's program."""
         if self.batch is None:
             return f"your own program, {self.backend} on {self.device}"
         stored = f", {self.param_dtype} trained weights" if self.is_mixed else ""
@@ -172,8 +170,7 @@ LINK_TYPES_BY_DISTANCE = list(LINK_TYPES)
 class TopologyDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU or a network card.
 
-    `numa` is its NUMA node, `cpus` are its local cores as printed (``0-31,64-95``), `device` is its name in the NIC
-    legend.
+    `numa`: NUMA node; `cpus`: local cores as printed (``0-31,64-95``); `device`: name in the NIC legend.
     """
 
     name: str

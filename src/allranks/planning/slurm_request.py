@@ -1,7 +1,6 @@
 """Parse the Slurm options that planning depends on: GPUs, partition, whole nodes, time limit. Pure.
 
-Options in ``cluster.slurm.extra`` follow those of the named keys in the batch script, so they take precedence in
-sbatch.
+In the batch script, ``cluster.slurm.extra`` follows the options of the named keys, so it takes precedence.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ _TIME_LIMIT = r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d+){0,2})"
 
 
 def parse_time_limit(text: str) -> int | None:
-    """Convert ``90`` (minutes), ``90:00``, ``1:30:00``, ``2-0``, ``2-1:30`` or ``2-1:30:00`` to seconds; None for other
-    text."""
+    """Convert ``90`` (minutes), ``90:00``, ``1:30:00``, ``2-0``, ``2-1:30`` or ``2-1:30:00`` to seconds; else None."""
     found = re.fullmatch(_TIME_LIMIT, text.strip())
     if found is None:
         return None
@@ -84,11 +82,7 @@ def parse_mem(text: str) -> int | None:
 
 
 def require_consistent(cluster: ClusterSpec) -> None:
-    """Refuse options that contradict the plan, and memory in which no rank can start.
-
-    Raises:
-        SpecError: names the key.
-    """
+    """Refuse options that contradict the plan, and too little memory to start a rank; `SpecError` names the key."""
     for option in cluster.slurm.extra:
         own = next((name for name in _options([option]) if name in _OWN_OPTIONS), None)
         if own is not None:

@@ -5,8 +5,7 @@ weights.py        lists every weight, which ones are trained, and their bytes un
 activations.py    bytes that forward keeps for backward
 estimate.py       memory in each phase of a step, runtime overhead, device capacity
 compilation.py    whether transformer blocks are compiled, by what was measured
-remedies.py       copies of the weights on every node (HSDP) and recomputation, for auto; changes that make the run fit,
-the cheapest first
+remedies.py       weight copies per node (HSDP) and recomputation, for auto; changes that make a run fit, cheapest first
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ def require(found: Fit) -> None:
     """Refuse a plan that cannot fit.
 
     Raises:
-        EnvironmentNotAble: the device has too little memory; the message says in which phase, and what would make it
-        fit.
+        EnvironmentNotAble: the device has too little memory; the message names the phase and what would make it fit.
     """
     if found.refused:
         raise EnvironmentNotAble(refusal(found))

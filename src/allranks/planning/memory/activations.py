@@ -27,8 +27,7 @@ from allranks.spec.records import keeps_product
 
 
 class MicroBatch(msgspec.Struct, frozen=True):
-    """One micro-batch as the model receives it. ``packed``: rows share sequences, and attention gets a dense mask for
-    it."""
+    """One micro-batch as the model receives it. ``packed``: rows share sequences; attention gets a dense mask."""
 
     sequences: int
     length: int
@@ -73,8 +72,7 @@ class BlockActivations:
         return self._batch.tokens * per_token + self._attention_matrices()
 
     def products(self) -> int:
-        """Return the bytes of the outputs of matrix products and attention, which selective recomputation keeps beside
-        the input."""
+        """Return output bytes of matrix products and attention that selective recomputation keeps beside the input."""
         c, e, b = self._c, self._e, self._batch
         per_token = 0
         for weight in self._unit.weights:
@@ -91,8 +89,7 @@ class BlockActivations:
         return b.tokens * per_token
 
     def _adapter_products(self, weight: Weight, into: int, out: int) -> int:
-        """Return bytes per token of an adapter's products that are kept: its second one is part of the layer's, except
-        in PEFT's own forward."""
+        """Return kept bytes per token of an adapter's products; the second is the layer's, except in PEFT's forward."""
         r, own = self._what.r, self._batch.adapter_element
         if not self._what.has_lora(weight):
             return 0
@@ -248,8 +245,7 @@ class BlockActivations:
 
 
 def kept_after_blocks(model: Shapes, what: TrainedWeights, batch: MicroBatch) -> int:
-    """Return what the last norm keeps, and the gradient of the output projection's input, which is computed with the
-    loss."""
+    """Return what the last norm keeps, and the gradient of the output projection's input, computed with the loss."""
     c, e = model.config, batch.element
     if c.family in (*ENCODERS, MLP):
         return batch.sequences * batch.length * c.hidden * e
@@ -258,8 +254,7 @@ def kept_after_blocks(model: Shapes, what: TrainedWeights, batch: MicroBatch) ->
 
 
 INDEXED_DROPOUT = 0.1
-"""Up to which probability the positions of what the dropout of adapters drops on a CPU are kept, instead of a byte per
-element."""
+"""Highest probability at which, on a CPU, adapter dropout keeps the positions it drops, not a byte per element."""
 
 
 def dropout_bytes(p: float, device: str) -> float:
@@ -285,11 +280,9 @@ def probabilities_in_place(element: int, device: str) -> bool:
 
 
 def logits_bytes(model: Shapes, batch: MicroBatch) -> int:
-    """Return bytes of the logits that exist at a time, in the dtype of compute and in float32, and of their
-    log-probabilities.
+    """Return bytes of the logits that exist at a time, in the dtype of compute and float32, and log-probabilities.
 
-    Their gradient is written over the latter, so it needs no further memory, and so may the probabilities be over the
-    logits.
+    The logits' gradient overwrites their log-probabilities, and probabilities may overwrite the logits: no more memory.
     """
     c = model.config
     if c.family in (*ENCODERS, MLP) or c.labels:
@@ -300,11 +293,9 @@ def logits_bytes(model: Shapes, batch: MicroBatch) -> int:
 
 
 def loss_bytes(model: Shapes, what: TrainedWeights, batch: MicroBatch) -> tuple[int, int]:
-    """Return bytes of hidden states, and of the float32 gradient of the output projection's weight, that exist during
-    the loss only.
+    """Return bytes, during the loss only, of hidden states and of the output projection's float32 weight gradient.
 
-    The hidden states are the projection's input and the copy of those that are scored. The gradient becomes the
-    weight's own.
+    Hidden states: the projection's input and the copy of those that are scored. The gradient becomes the weight's.
     """
     head = output_projection(model)
     if head is None or model.config.labels:

@@ -3,8 +3,7 @@
 ``auto`` compiles where a measurement shows a gain and the run is long enough: the step time that it saves must be at
 least `PAYBACK` times the time that compiling takes. Everything that is not like what was measured (shapes that vary,
 experts, a model of unknown sizes) is left alone, and so is a run that must be exact (``train.deterministic``).
-`decide_compilation` is the only place that decides; the plan has the answer and the reason, the ranks and a resume
-follow the plan.
+Only `decide_compilation` decides; the plan has the answer and the reason, and ranks and a resume follow it.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ COMPILE_S = 25.0
 """Measured on the H100. Equal blocks share one program, so that it does not grow with the number of layers."""
 PAYBACK = 2.0
 TRAINING_FLOPS_PER_S = 4e14
-"""What the measured steps without compiled blocks computed: 41 % of an H100's dense bfloat16 peak. Slower GPUs save
-more."""
+"""FLOP/s measured without compiled blocks: 41 % of an H100's dense bfloat16 peak. Slower GPUs save more."""
 ASSUMED_STEPS = 2000
 """Number of steps that ``train.epochs`` over data of unknown size is taken for."""
 
@@ -72,8 +70,7 @@ def decide_compilation(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> 
 
 
 def _reasons_against(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> Iterator[str]:
-    """Yield why blocks cannot be compiled; for ``auto`` also how device, training or model differ from what was
-    measured to gain."""
+    """Yield why blocks cannot be compiled; for ``auto`` also what of device, training or model has no measured gain."""
     assert spec.model is not None
     if strategy_info(plan.strategy).gathers_in_layers:
         yield f"{plan.strategy} gathers weights within the blocks"
@@ -133,8 +130,7 @@ def _expected_steps(spec: RunSpec, plan: LaunchPlan) -> tuple[int, bool]:
 def expected_step_s(spec: RunSpec, plan: LaunchPlan) -> float:
     """Return the seconds of a step's matrix products on an H100, of a model with known sizes.
 
-    As for MFU: 6 FLOPs per trained parameter and token, 4 per frozen one. Without attention, recomputation and
-    communication.
+    As for MFU: 6 FLOPs per trained parameter and token, 4 per frozen one. No attention, recomputation, communication.
     """
     config = find_config(spec).config
     assert config is not None and spec.data is not None and plan.batch is not None

@@ -94,8 +94,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     remedies: list[Remedy] = []
     notes: list[str] = []
     fixed_bytes: int = 0
-    """What a rank needs whatever the model: the interpreter and libraries, contexts and threads. Part of
-    `needed_bytes`."""
+    """What a rank needs with any model: interpreter and libraries, contexts and threads. Part of `needed_bytes`."""
 
     @property
     def refused(self) -> bool:
@@ -150,8 +149,7 @@ SETUP, LOSS, BACKWARD, END_OF_BACKWARD, UPDATE = "set-up", "loss", "backward", "
 
 
 def step_moments(model: ModelMemory, state: StrategyState, batch: MicroBatch, *, recomputation: str) -> list[Moment]:
-    """Return the memory of one strategy, model and micro-batch in the phases of a step, in order. ``backward`` is its
-    worst block."""
+    """Return the memory in the phases of a step, in order; ``backward`` is its worst block."""
     shapes, what, blocks = model.shapes, model.what, model.shapes.blocks
     recomputes = recomputation != RECOMPUTE_NONE
     hidden = batch.tokens * shapes.config.hidden * batch.stream

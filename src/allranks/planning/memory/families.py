@@ -101,8 +101,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     embeddings: str = "embed_tokens"
     position_embeddings: str = ""
     attention: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
-    """Layers that read the sublayer's input, and the last one. One that reads: queries, keys and values are parts of
-    its output."""
+    """Layers that read the sublayer's input, and the last one. If one reads, its output has queries, keys, values."""
     mlp: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
     """The same of the MLP; if it is gated, one that reads computes gate and values."""
     gated: bool = True
@@ -110,8 +109,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Its linear layers are transformers' ``Conv1D``."""
     rotary: bool = True
     joined: bool = False
-    """Queries and keys are joined from a rotated and another part, which puts them, and the output of ``sdpa``, in
-    another order."""
+    """Queries and keys join a rotated and another part, which reorders them and the output of ``sdpa``."""
     norm_kind: str = msgspec.field(default="rms", name="norm")
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
     """Before sublayers. One for both: they read the same tensor."""

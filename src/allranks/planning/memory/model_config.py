@@ -178,8 +178,7 @@ _SHORT |= {f"gpt2-{size}": f"openai-community/gpt2-{size}" for size in ("medium"
 
 
 def known_config(name: str) -> dict[str, Any] | None:
-    """Return the config of a hub name (case-insensitive), or None if unknown. Fine-tuned models have the sizes of their
-    base."""
+    """Return the config of a hub name (any case), None if unknown. Fine-tuned models have the sizes of their base."""
     low = name.lower()
     low = _SHORT.get(low, low)
     return KNOWN.get(low) or KNOWN.get(low.removesuffix("-instruct").replace("-chat-hf", "-hf"))
@@ -189,8 +188,7 @@ MAX_CONFIG_BYTES = 4 << 20
 
 
 class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's raw config and the folder of its files; None for a model that is built from the spec, or known by its
-    name only."""
+    """A model's raw config and its files' folder, None if the model is built from the spec or known by name only."""
 
     config: Mapping[str, Any]
     folder: Path | None = None

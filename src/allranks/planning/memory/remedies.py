@@ -2,8 +2,7 @@
 
 Replication between nodes (hybrid sharding, HSDP, of an FSDP2 strategy) needs more memory and less network;
 recomputation of activations needs less memory and more time: as little of it as possible, so that the plan fits.
-Changes of the spec are ordered by cost: first those that are free, then those that change what is trained, last weights
-of less precision.
+Changes of the spec are ordered by cost: first free ones, then changes of what is trained, last less precise weights.
 """
 
 from __future__ import annotations
@@ -79,8 +78,7 @@ def decide_replication(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> 
 
 
 def _sent(spec: RunSpec, plan: LaunchPlan) -> str:
-    """Return what a node sends to others with and without copies, as part of a sentence; empty if the model is
-    unknown."""
+    """Return what a node sends with and without copies, as part of a sentence; empty if the model is unknown."""
     sends, config = strategy_info(plan.strategy).node_sends, find_config(spec).config
     if sends is None or config is None or plan.batch is None:
         return ""

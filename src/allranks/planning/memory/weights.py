@@ -327,8 +327,7 @@ class ModelMemory(ModelSizes, frozen=True, kw_only=True, dict=True):
         return sum(self.what.numel_in_products(w) for w in weights) * (self.autocast or 0)
 
     def weight_copies_outside_blocks(self) -> int:
-        """Return the same of the layers outside blocks; that of a language model's output projection exists during the
-        loss only."""
+        """Return the same outside blocks; that of a language model's output projection exists during the loss only."""
         head = output_projection(self.shapes)
         linear = [w for w in self.shapes.rest.weights if w.kind == "linear" and w is not head]
         elements = sum(self.what.numel_in_products(w) for w in linear)
@@ -351,8 +350,7 @@ class ModelMemory(ModelSizes, frozen=True, kw_only=True, dict=True):
 
 
 def model_memory(shapes: Shapes, what: TrainedWeights, **plan: Any) -> ModelMemory:
-    """Return what a plan makes of a model's weights; `plan` are the fields of `ModelSizes` that do not depend on
-    them."""
+    """Return what a plan makes of a model's weights; `plan`: fields of `ModelSizes` that do not depend on them."""
     sizes = {id(block): what.unit(block) for block in shapes.blocks}  # equal blocks are one object
     trained = {id(block): what.trained_elements(block.weights) for block in shapes.blocks}
     inside = [n for block in shapes.blocks for n in trained[id(block)]]
