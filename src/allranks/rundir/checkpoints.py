@@ -102,8 +102,7 @@ def newest_checkpoint(run: RunDir, *, repair: bool = True) -> tuple[int, list[st
 
     Raises:
         CheckpointError: there is none.
-        RequestError: a newer complete checkpoint was written by another version of allranks; older ones are not used
-        instead.
+        RequestError: a newer complete checkpoint is of another allranks version; older ones are not used instead.
     """
     problems = []
     if repair:

@@ -1,5 +1,4 @@
-"""Write and read files of a run: atomically, with private permissions, without following links; refuse those of another
-version of allranks."""
+"""Write and read files of a run: atomic, private, not following links; refuse those of another allranks version."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ UNVERSIONED = 0
 def file_mode(folder: Path) -> int:
     """Return the permissions of a new file in a folder: only users who may enter the folder can read it.
 
-    The process's umask applies as usual. In a run folder (0700) files get 0600, in a shared folder what the umask
-    leaves.
+    The process's umask applies. In a run folder (0700) files get 0600, in a shared folder what the umask leaves.
     """
     return 0o600 | (folder.stat().st_mode & 0o066)
 

@@ -216,8 +216,7 @@ class HeartbeatWriter:
         _COUNT.pack_into(self._map, _COUNT_AT, count, count)
 
     def alive(self, sequences: dict[str, int], stack: Sequence[str] = ()) -> None:
-        """Report that the heartbeat thread is running, with the last collective of each group and the main thread's
-        stack."""
+        """Report that the heartbeat thread runs, with each group's last collective and the main thread's stack."""
         if self._map is None:
             return
         _SEQUENCES.write(self._map, json.dumps(sequences))

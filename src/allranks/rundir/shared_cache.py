@@ -14,8 +14,7 @@ Several users may share a cache: entries get the permissions of the umask. If fi
 entry that cannot be read, a folder that cannot be written, the claim of a dead builder that cannot be removed), the
 entry is built in this user's own folder instead, and the log names the file, its owner and the fix.
 
-Two builders at once, after a wrong takeover, cost time but do no harm: both build the same content, and only
-one rename succeeds.
+Two builders at once, after a wrong takeover, only cost time: both build the same content, and one rename succeeds.
 """
 
 from __future__ import annotations

@@ -260,8 +260,7 @@ CLASSES = (1, 2, 3, 4)
 BETWEEN_CLASSES = 0.12
 ANY_TITLE, ANY_TITLE_BETWEEN = 0.15, 0.5
 FOLLOW_UP = 0.7
-"""Shares of the rows whose lead fits two classes; whose title fits any class, elsewhere and there; and that have a
-second sentence."""
+"""Shares of rows: the lead fits two classes; the title fits any class, in others and in these; a second sentence."""
 
 
 def _fill(draw: PortableRandom, texts: Sequence[str], chosen: dict[str, str]) -> str:

@@ -28,8 +28,7 @@ USUAL_NAMES = {
     "response": ("response", "completion"),
     "completion": ("completion", "response"),
 }
-"""Columns that are taken for a role without ``data.columns``, the first one that exists; other roles have only their
-own name."""
+"""Columns taken for a role without ``data.columns``, the first that exists; other roles have only their own name."""
 MAX_VALUE_ROWS = 20
 NEEDS = (
     ("chat", "messages (or conversations), or prompt and response"),
@@ -87,8 +86,7 @@ def columns_of(
 
 
 def merged_row(rows: Sequence[Row]) -> Row:
-    """Return the columns that any row has, in the order in which they appear, with a value of each where the first rows
-    have one."""
+    """Return the columns that any row has, in order of appearance, each with a value if the first rows have one."""
     merged: Row = {}
     for number, row in enumerate(rows):
         if number < MAX_VALUE_ROWS or not row.keys() <= merged.keys():

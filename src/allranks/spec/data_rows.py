@@ -1,5 +1,4 @@
-"""Read the rows of a spec, convert them to text and split them into training and held-out rows. No tokenizer, no
-torch."""
+"""Read rows of a spec, convert them to text, split them into training and held-out rows. No tokenizer, no torch."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ def shuffle(n: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
 
 
 class SourceRows(msgspec.Struct, frozen=True, kw_only=True):
-    """What one source of a mixture gives to an epoch. ``rows`` are those that can be used; ``rows_train`` counts
-    repeated ones."""
+    """What one source of a mixture gives to an epoch. ``rows``: usable rows; ``rows_train``: with repeated ones."""
 
     source: str
     weight: float
@@ -52,8 +50,7 @@ class SourceRows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadExamples(msgspec.Struct, frozen=True):
-    """The rows of a spec as text. ``rows`` counts all rows of all sources; ``sources`` is empty without
-    ``data.sources``."""
+    """The rows of a spec as text. ``rows``: number in all sources; ``sources``: empty without ``data.sources``."""
 
     rows: int
     columns: list[str]
@@ -228,8 +225,7 @@ def _mix(
 
 @contextmanager
 def naming_file(where: str) -> Iterator[None]:
-    """Name the key and the file in errors that begin with a row; in a mixture they begin with the name of the
-    source."""
+    """Name the key and the file in errors that begin with a row; in a mixture they begin with the source's name."""
     try:
         yield
     except DataError as error:
@@ -270,11 +266,7 @@ def require_known_labels(held_out: Iterable[Example], labels: Collection[str], w
 
 
 def require_classes(examples: Sequence[Example]) -> None:
-    """Refuse label values that are one class in several spellings, or that are measures or texts.
-
-    Raises:
-        DataError: names the values.
-    """
+    """Refuse labels that spell one class in several ways, or are measures or texts; `DataError` names the values."""
     values = sorted({e.label for e in examples if e.label is not None})
     groups: defaultdict[str, list[str]] = defaultdict(list)
     for value in values:

@@ -57,8 +57,7 @@ def load_rows(data: DataSpec) -> list[Row]:
 
 
 def looks_like_file(source: str) -> bool:
-    """Return whether this is local rather than a hub name: it exists, is a pattern, has a known suffix, or starts like
-    a path."""
+    """Return whether this is local, not a hub name: exists, is a pattern, has a known suffix or starts like a path."""
     path = Path(source).expanduser()
     known = path.suffix.lower() in FILE_KINDS or is_pattern(source)
     return known or path.exists() or source.startswith(("/", "./", "../", "~")) or source.endswith("/")
@@ -383,8 +382,7 @@ def mixture_problems(data: DataSpec) -> list[str]:
 
 
 def apportion(total: int, weights: Sequence[float]) -> list[int]:
-    """Return whole numbers that sum to `total`, proportional to the weights (largest remainder; the first of equal
-    ones)."""
+    """Return integers that sum to `total`, proportional to the weights (largest remainder; the first of equal ones)."""
     exact = [total * weight / sum(weights) for weight in weights]
     shares = [int(value) for value in exact]
     by_rest = sorted(range(len(weights)), key=lambda i: (shares[i] - exact[i], i))

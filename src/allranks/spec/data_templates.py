@@ -1,8 +1,6 @@
-"""Convert rows to text: prompt (not trained with ``mask_prompt``) and response, messages of a chat, or text with a
-label.
+"""Convert rows to text: prompt (not trained with ``mask_prompt``) and response, chat messages, or text with a label.
 
-A prompt for generation is made by the same template, from a user's text or from the columns of a row without its
-response.
+A prompt for generation is made by the same template, from a user's text or a row's columns without its response.
 """
 
 from __future__ import annotations
@@ -55,11 +53,7 @@ class Template(msgspec.Struct, frozen=True):
 
 
 def require_task_template(kind: str, model: str, *, classifier: bool) -> None:
-    """Check that a template matches the model: labels for a classifier, text for a language model.
-
-    Raises:
-        DataError: it does not.
-    """
+    """Check that a template suits the model: labels for a classifier, text for a language model; else `DataError`."""
     if classifier and kind != "classification":
         raise DataError(
             f"data.template {kind} gives text for a language model, but model.name {model} is trained as a classifier; "

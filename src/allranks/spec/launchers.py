@@ -1,5 +1,4 @@
-"""Registry of the launchers, and what the rest of the package needs to know of each. No class of a launcher is
-imported."""
+"""Registry of the launchers, and what the rest of the package needs to know of each. Imports no launcher class."""
 
 from __future__ import annotations
 

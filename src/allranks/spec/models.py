@@ -31,8 +31,7 @@ from allranks.utils.text import did_you_mean, nearest_file_hint
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     """A tested model type.
 
-    ``attention`` is a ``model.attention`` that it has; ``targets`` are ``adapter.targets`` that work, None for every
-    linear layer.
+    ``attention``: a ``model.attention`` that it has; ``targets``: working ``adapter.targets``, None: all linear layers.
     """
 
     model_type: str
@@ -297,11 +296,7 @@ TINY_ENCODERS = {"bert"}
 
 
 def tiny_family(name: str) -> str:
-    """Return the family in ``tiny:<family>``.
-
-    Raises:
-        SpecError: unknown family.
-    """
+    """Return the family in ``tiny:<family>``; `SpecError` if it is unknown."""
     wanted = name.removeprefix("tiny:")
     if wanted not in TYPES.tiny:
         hint = did_you_mean(wanted, TYPES.tiny, form="tiny:{}")
@@ -315,11 +310,7 @@ def tiny_names() -> tuple[str, ...]:
 
 
 def tiny_defaults(name: str) -> dict[str, Any]:
-    """Return the default sizes of a tiny model; its vocabulary is its tokenizer's.
-
-    Raises:
-        SpecError: unknown family.
-    """
+    """Return default sizes of a tiny model (vocabulary: its tokenizer's); `SpecError` if the family is unknown."""
     return dict(TYPES.tiny[tiny_family(name)])
 
 

@@ -27,8 +27,7 @@ NARROW_RATIO = 16
 
 
 def keeps_product(inner: int, width: int) -> bool:
-    """Return whether ``selective`` keeps the output of a matrix product: not if it is much wider than the sum is long,
-    as in LoRA."""
+    """Return whether ``selective`` keeps a matrix product's output: not if much wider than its sum is long (LoRA)."""
     return inner * NARROW_RATIO >= width
 
 
@@ -255,8 +254,7 @@ class CheckpointSpec(Record, frozen=True):
     """how long ranks wait for a rank that does not take part in a save"""
 
     def least_bytes(self, weights_bytes: int) -> int:
-        """Return what the first checkpoint takes at least: its weights, and for ``full`` the two moments of AdamW; 0 if
-        none is saved."""
+        """Return least bytes of the first checkpoint: weights (``full``: and two AdamW moments); 0 if none is saved."""
         if self.mode == "none" or not (self.every or self.at_end):
             return 0
         return weights_bytes * (3 if self.mode == "full" else 1)

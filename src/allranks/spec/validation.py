@@ -42,8 +42,7 @@ _NAME = (
 
 
 def readable_error(message: str) -> str:
-    """Rewrite msgspec's ``Expected `int`, got `str` - at `$.train.max_steps` `` as ``train.max_steps: expected int, got
-    str``."""
+    """Rewrite msgspec's ``Expected `float`, got `str` - at `$.train.lr` `` as ``train.lr: expected float, got str``."""
     text, _, place = message.partition(" - at ")
     key = place.strip("`").removeprefix("$").removeprefix(".") or "spec"
     if wrong := re.match(r"Invalid enum value '?(.*?)'?$", text):
@@ -58,8 +57,7 @@ def readable_error(message: str) -> str:
 
 
 def known_values(key: str) -> tuple[str, ...]:
-    """Return the words that a key can have, ``true`` and ``false`` for a boolean; empty if any text or number is
-    possible."""
+    """Return the words that a key can have (boolean: ``true``, ``false``); empty if any text or number is possible."""
     annotation = _annotation(key)
     words = tuple(value for value in _literals(annotation) if isinstance(value, str))
     return words or (("true", "false") if annotation is bool else ())
@@ -89,8 +87,7 @@ def fields_of(record: type[Record]) -> dict[str, msgspec.structs.FieldInfo]:
 
 @cache
 def descriptions() -> dict[tuple[str, str], str]:
-    """Return the text below each field of the records, by record and field. Python does not keep such texts, so the
-    source is parsed."""
+    """Return the text below each record field, by record and field. Python drops it, so the source is parsed."""
     found = {}
     for record in ast.parse(Path(records.__file__).read_text("utf-8")).body:
         if not isinstance(record, ast.ClassDef):
@@ -191,8 +188,7 @@ def mlp_problems(spec: RunSpec) -> list[str]:
 
 
 def evaluation_problems(spec: RunSpec) -> list[str]:
-    """Return a sentence for each contradiction of ``eval.patience`` and ``checkpoint.keep_best`` with what they depend
-    on."""
+    """Return a sentence per contradiction of ``eval.patience`` or ``checkpoint.keep_best`` with what they need."""
     keys = {"eval.patience": spec.eval.patience is not None, "checkpoint.keep_best": spec.checkpoint.keep_best}
     wanted = [key for key, on in keys.items() if on]
     if not wanted or spec.data is None:
@@ -344,8 +340,7 @@ def all_keys(record: type[Record], path: str = "") -> list[str]:
 
 
 def settable_keys() -> dict[str, tuple[str, ...]]:
-    """Return every key that ``--set`` can set, with the values that are known: words, booleans, built-in sets and
-    models."""
+    """Return all keys that ``--set`` can set, with known values: words, booleans, built-in sets and models."""
     from allranks.spec.builtin_data import BUILTIN
 
     names = all_keys(RunSpec)

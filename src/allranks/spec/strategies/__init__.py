@@ -1,5 +1,4 @@
-"""Registry of the strategies: options and memory model of each. No torch, because `plan` reads it on machines without
-torch."""
+"""Registry of the strategies: options and memory model of each. No torch: `plan` reads it on machines without it."""
 
 from __future__ import annotations
 
@@ -69,8 +68,7 @@ REGISTRY = PluginRegistry(BUILT_IN, group="allranks.strategies", kind=StrategyIn
 
 _WORDS: dict[str, str] = json.loads((Path(__file__).parent / "synonyms.json").read_text())
 STRATEGY_SYNONYMS = {word: names.split() for names, words in _WORDS.items() for word in words.split()}
-"""Names of other tools, in lower case with underscores, and the strategies that do the same, the most usual one
-first."""
+"""Names of other tools (lower case, underscores) and the strategies that do the same, the most usual one first."""
 
 
 def strategy_info(name: str) -> StrategyInfo:
@@ -90,8 +88,7 @@ def strategy_hint(name: str) -> str:
 
 
 def near_strategies(name: str, known: Collection[str]) -> list[str]:
-    """Return the strategies that a wrong name may mean, most likely first; by what other tools call them, then by
-    spelling."""
+    """Return the strategies that a wrong name may mean, likeliest first: by other tools' names, then by spelling."""
     plain = name.strip().lower().replace("-", "_").replace(" ", "_")
     meant = STRATEGY_SYNONYMS.get(plain) or STRATEGY_SYNONYMS.get(plain.replace("_", ""))
     if meant is None:
@@ -125,8 +122,7 @@ def read_options(name: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def engine_param_dtype(spec: RunSpec) -> str | None:
-    """Return the dtype of trained weights that the configuration of another library's engine sets; None if it sets
-    none."""
+    """Return the dtype of trained weights that another library's engine configuration sets; None if it sets none."""
     known = strategy_info(spec.strategy.name)
     if not known.planner or spec.script is not None:
         return None

@@ -141,8 +141,7 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Return bytes of the largest gradient of block `at` when backward has computed it.
 
         Args:
-            gathered: weights are gathered in the dtype of compute, so their gradients come in it. Otherwise autocast
-                casts them: both exist.
+            gathered: weights are gathered in the dtype of compute; gradients too. Else autocast casts them: both exist.
         """
         return self.blocks[at].largest_trained * self._fresh_element(gathered)
 
@@ -182,8 +181,7 @@ class StrategyState:
         return {"weights": m.base, "adapters": m.adapters, "optimizer_state": ADAM_MOMENTS * m.gradients}
 
     def kept_on_device(self) -> Parts:
-        """Return the same without what is offloaded. On CPUs nothing is saved, and the optimizer's weight copy is
-        extra."""
+        """Return the same without what is offloaded. On CPUs nothing is saved; the optimizer's weight copy is extra."""
         parts = self.kept()
         if self.offload == "none":
             return parts
@@ -202,8 +200,7 @@ class StrategyState:
         return {"gradients": self._m.gradients if self._m.accumulates else 0}
 
     def at_head(self) -> Parts:
-        """Return memory when the gradient of the layers after the last block exists, and all activations still
-        exist."""
+        """Return memory when the gradient of the layers after the last block and all activations exist."""
         return {"gradients": self._m.head_gradient() + self.in_loss()["gradients"]}
 
     def in_backward(self, at: int) -> Parts:
@@ -401,14 +398,12 @@ def share_per_rank(n: int, world: int) -> int:
 
 
 def as_sharded(m: ModelSizes, options: Options) -> ModelSizes:
-    """Return the model with the number of ranks over which these options shard it as ``world``: those of a node under
-    HSDP."""
+    """Return the model with ``world``: the number of ranks that these options shard it over, a node's under HSDP."""
     return msgspec.structs.replace(m, world=m.node_ranks) if options.get("replicate") == "nodes" else m
 
 
 def sharded_setup(m: ModelSizes, unit: int) -> Parts:
-    """Return the setup peak: a GPU receives weights one unit at a time; on CPUs the first rank builds the full
-    model."""
+    """Return the setup peak: GPUs receive weights one unit at a time; on CPUs the first rank builds the full model."""
     if m.device == "cpu":
         return {"weights": m.base, "adapters": m.adapters, "gathered_weights": m.share(m.base)}
     return {"weights": m.share(m.base), "adapters": m.share(m.adapters), "gathered_weights": unit}

@@ -44,8 +44,7 @@ MAX_BYTES = 1 << 20
 FILLED = {"betas": list(ADAM_BETAS), "eps": ADAM_EPS}
 
 UNSUPPORTED = ENGINE_SETTINGS["deepspeed_unsupported"]
-"""Sections that would change what a step means, or who talks to whom, behind the loop's back; and why they cannot be
-used."""
+"""Sections that change what a step means, or who talks to whom, unknown to the loop; why they cannot be used."""
 UNSUPPORTED_IN_ZERO = ENGINE_SETTINGS["deepspeed_unsupported_in_zero"]
 UNSUPPORTED_OPTIMIZERS = ("OneBitAdam", "OneBitLamb", "ZeroOneAdam", "Muon")
 KNOWN = (*UNSUPPORTED, *ENGINE_SETTINGS["deepspeed_supported"])
@@ -83,8 +82,7 @@ def read_options(options: Json) -> Json:
 
 
 def param_dtype(options: Json) -> str | None:
-    """Return "bfloat16" for ``bf16.enabled: true``: DeepSpeed then casts the model, and keeps float32 master weights;
-    else None."""
+    """Return "bfloat16" for ``bf16.enabled: true`` (DeepSpeed casts; master weights stay float32), else None."""
     return "bfloat16" if _at(options["config"], "bf16.enabled") is True else None
 
 
@@ -217,8 +215,7 @@ def _put(config: Json, path: str, value: Any) -> None:
 
 
 def without_auto(config: Json) -> Json:
-    """Return the configuration without values that are still ``"auto"``: DeepSpeed has defaults for them but rejects
-    "auto"."""
+    """Return the configuration without remaining ``"auto"`` values: DeepSpeed has defaults, but rejects "auto"."""
     kept = {k: without_auto(v) if isinstance(v, dict) else v for k, v in config.items()}
     return {k: v for k, v in kept.items() if not (isinstance(v, str) and v == AUTO)}
 

@@ -160,8 +160,7 @@ def _problem(name: str, value: Any, settled: dict[str, tuple[Any, str]]) -> str 
 
 
 class CopiedBuckets(StrategyState):
-    """DDP whose gradients are not views of its buckets, so both exist. The Hugging Face Trainer wraps models this
-    way."""
+    """DDP whose gradients are not views of its buckets: both exist. The Hugging Face Trainer wraps models so."""
 
     def kept(self) -> Parts:
         return super().kept() | {"communication": self._m.gradients}
