@@ -1,5 +1,4 @@
-"""Run the trials of a comparison on one rank, compute their reference on rank 0, and judge by it what strategies
-trained."""
+"""Run a comparison's trials on one rank, compute their reference on rank 0, and judge by it what strategies train."""
 
 from __future__ import annotations
 
@@ -55,9 +54,8 @@ UNEVEN_CLIP_NORM = 0.02  # far below the norm of each step, so that every step i
 class Baseline:
     """What one kind of trial must give. All ranks call the same methods; the results are those of rank 0.
 
-    ``facts`` has ``spread``, the distances of two equivalent trainings in one process; ``planned``, the work of each
-    rank and step; ``problem``, how the prepared data differ from the documented rules; and ``norms``, the gradient norm
-    of each step.
+    ``facts`` has ``spread``, the distances of two equivalent trainings in one process; ``planned``, the work per rank
+    and step; ``problem``, how prepared data differ from the documented rules; and ``norms``, each step's gradient norm.
     """
 
     def __init__(self, bench: TrialRunner, name: str, steps: int) -> None:
@@ -175,9 +173,8 @@ def update_error(
 ) -> float:
     """Return the norm of the weights' difference divided by the norm of the reference's update.
 
-    0 means bitwise equal, 1 as wrong as untrained weights. The norm covers all weights, because AdamW divides by the
-    size of the
-    gradient: if a gradient is rounding noise, a single weight may differ by a full learning rate.
+    0 means bitwise equal, 1 as wrong as untrained weights. The norm covers all weights: AdamW divides by the
+    gradient's size, so a single weight may differ by a full learning rate where its gradient is rounding noise.
 
     Raises:
         KeyError: the names differ.
@@ -196,9 +193,8 @@ def update_error(
 def relative_error(ours: Sequence[float | None], reference: Sequence[float]) -> float:
     """Return the largest relative difference of a figure, such as the gradient's norm, over all steps.
 
-    Norms complement `update_error`: AdamW's update does not depend on the size of the gradient, so sums that are not
-    divided by the world size would go unnoticed. Infinite if a step is missing, or if its figure is None, NaN, or not 0
-    while the reference's is.
+    Norms complement `update_error`: AdamW's update does not depend on the gradient's size, so sums not divided by the
+    world size would go unnoticed. Infinite if a step is missing, or is None, NaN, or not 0 while the reference's is.
     """
     if len(ours) != len(reference):
         return math.inf
@@ -211,8 +207,7 @@ def relative_error(ours: Sequence[float | None], reference: Sequence[float]) -> 
 
 
 def uneven_trial(spec: RunSpec, plan: LaunchPlan) -> tuple[RunSpec, LaunchPlan]:
-    """Return spec and plan of a trial on a small perceptron, with uneven weights and rows, accumulation and active
-    clipping."""
+    """Return spec and plan of a trial: small perceptron, uneven weights and rows, accumulation, active clipping."""
     world = plan.world_size
     shape = uneven_shape(world)
     batch = BatchPlan(

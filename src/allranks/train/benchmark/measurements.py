@@ -180,8 +180,7 @@ def wait_for_collectives(quiet: Callable[[], None]) -> None:
 
 
 class ProfileWindow(StepWatcher):
-    """Record collectives in the steps of `recorder`; later profile those from `first` to `last`, and write the trace to
-    `path`."""
+    """Record collectives in the steps of `recorder`; later profile steps `first` to `last`, with a trace in `path`."""
 
     def __init__(
         self, recorder: CollectiveRecorder, held: MemoryUsage, first: int, last: int, device: torch.device, path: Path

@@ -1,14 +1,12 @@
-"""Train as one process would, with plain code: no strategy, no collectives, and nothing of the loop, the collator or
-the schedule.
+"""Train as one process would, with plain code: no strategy, no collectives, nothing of loop, collator or schedule.
 
 What each rank must train in each step is recomputed from the documentation (docs/data.md, docs/how-it-works.md): a
 second implementation of rows, masks, sequences and their order. Of the package it uses only what reads files and
 renders templates, and the tokenizer.
 
 Rows are never packed: each row of a sequence is a row of its own in the batch. `Variant.RANKS` does the same work as
-ranks may: gradients are added up for each rank and then over the ranks in their order, weights are parts of one tensor,
-and rows are trained one by one, with more padding. It is as right as the first, so that the distance of the two is what
-rounding alone does.
+ranks may: gradients are added up for each rank and then over the ranks in order, weights are parts of one tensor, and
+rows are trained one by one, with more padding. It is as right as the first: their distance is due to rounding alone.
 """
 
 from __future__ import annotations
@@ -46,8 +44,7 @@ MORE_PADDING = 31
 
 @dataclass(frozen=True)
 class PlainRow:
-    """A row as it is trained: its tokens, and whether each is a target. A classifier's row has a class, noise only a
-    number."""
+    """A row as it is trained: its tokens, and whether each is a target. A classifier's has a class, noise a number."""
 
     ids: Sequence[int]
     wanted: Sequence[bool]
@@ -275,8 +272,7 @@ class PlainTraining:
 
 
 def plain_rate(train: TrainSpec, step: int, steps: int) -> float:
-    """Return the learning rate of a step (from 1): the n-th of N warm-up steps takes n/N of it; the schedule would end
-    one step later."""
+    """Return the rate of a step (from 1): n/N of `lr` in warm-up step n of N; the schedule would end one step later."""
     warm = train.warmup_steps
     if step <= warm:
         return train.lr * step / warm
@@ -350,8 +346,7 @@ class PlainTrainer:
         return total
 
     def _losses(self, model: Any, rows: list[PlainRow], variant: Variant) -> Iterator[torch.Tensor]:
-        """Yield the losses of parts of a micro-batch; with a load-balancing loss, which is no sum over rows, that of
-        all of it."""
+        """Yield losses of parts of a micro-batch; with a load-balancing loss (no sum over rows), that of all of it."""
         parts = (self._loss_sum(model, part, variant) for part in self._parts(rows, variant))
         if not self._router:
             yield from (loss for loss, _ in parts)
@@ -366,8 +361,7 @@ class PlainTrainer:
     def _sums_of_ranks(
         self, model: Any, parameters: list[nn.Parameter], micro_batches: list[list[PlainRow]], targets: int
     ) -> float:
-        """Add up the gradients of each rank's micro-batches, then those of the ranks in their order, and divide, as
-        data parallelism does."""
+        """Sum each rank's gradients over micro-batches, then over ranks in order; divide, as in data parallelism."""
         total, sums = 0.0, dict[nn.Parameter, torch.Tensor]()
         for rank in range(self._world):
             total += self._accumulate(model, micro_batches[rank :: self._world], Variant.RANKS, targets / self._world)
@@ -421,8 +415,7 @@ class PlainTrainer:
     def _loss_sum(
         self, model: Any, rows: list[PlainRow], variant: Variant
     ) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
-        """Return the loss of the rows, summed over their targets, and the router logits of their tokens in each layer
-        if they are used."""
+        """Return the loss summed over the rows' targets, and their tokens' router logits in each layer if used."""
         if self._width:
             inputs, wanted = self._noise(rows)
             return (model(inputs).float() - wanted.float()).pow(2).mean(dim=1).sum(), ()
@@ -485,8 +478,7 @@ def without_random_numbers(model: nn.Module) -> None:
 
 
 def _join(parameters: list[nn.Parameter]) -> None:
-    """Make parameters parts of one tensor of their dtype. They are not aligned there, and kernels add up in another
-    order than if they are."""
+    """Make parameters parts of one tensor of their dtype: not aligned, so that kernels add up in another order."""
     for dtype in {p.dtype for p in parameters}:
         own = [p for p in parameters if p.dtype == dtype]
         whole = torch.cat([own[0].data.new_zeros(1), *(p.data.flatten() for p in own)])

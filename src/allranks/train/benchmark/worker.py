@@ -56,14 +56,7 @@ UNEVEN_STEPS = 5  # of 6 W rows each, from 6 W + 7: four epochs, none of which e
 
 
 def run_benchmark_rank(run: RunDir, attempt: int, spec: RunSpec) -> int:
-    """Run the comparison of a run folder.
-
-    Args:
-        spec: the run's spec, with the paths of this node.
-
-    Returns:
-        The exit code.
-    """
+    """Run the comparison of a run folder, and return the exit code. `spec`: the run's, with paths of this node."""
     plan = load_plan(run)
     asked = msgspec.json.decode(read_regular(run.compare), type=CompareRequest)
     with open_event_log(run, attempt, None) as events:
@@ -235,8 +228,7 @@ class BenchmarkWorker:
         return measured | self._verified.judge(strategy, model, steps, work)
 
     def _time(self, entry: StrategyChoice, repeat: int) -> dict[str, Any]:
-        """Run the timed steps once; return their figures, the load meanwhile, and how far the weights are from the
-        reference."""
+        """Run the timed steps once; return figures, load meanwhile, and the weights' distance from the reference."""
         bench, strategy = self._bench, strategies.create(entry.name, entry.options)
         model = bench.setup(strategy)
         log = bench.log(entry.name, f"repeat{repeat + 1}")

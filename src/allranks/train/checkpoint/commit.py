@@ -35,8 +35,7 @@ def require_files(folder: Path, facts: FileFacts) -> None:
 def require_room(run: RunDir, need_bytes: int, *, keep_best: bool = False) -> dict[int, int]:
     """Return the steps whose checkpoints may be removed to free `need_bytes` bytes, oldest first, with their sizes.
 
-    With `keep_best` never the one with the lowest held-out loss. Raise `CheckpointError` if removing all of them would
-    not free enough.
+    With `keep_best`, never that of lowest held-out loss. Raise `CheckpointError` if removing all would not be enough.
     """
     make_folder(run.checkpoints)
     best = best_checkpoint_step(run) if keep_best else None
@@ -68,8 +67,7 @@ def make_room(run: RunDir, need_bytes: int, *, keep_best: bool = False) -> list[
 
 
 def publish_checkpoint(run: RunDir, aside: Path, step: int, *, keep_best: bool = False) -> None:
-    """Atomically rename the complete folder, and let ``latest`` name it. With `keep_best`, ``best`` names the checkpoint
-    with the lowest held-out loss."""
+    """Atomically rename the complete folder; set ``latest`` and, if `keep_best`, ``best`` (lowest held-out loss)."""
     restrict_permissions(run, aside)
     for path in (*aside.rglob("*"), aside):  # files of tensors have been flushed by the ranks that wrote them
         sync(path)
@@ -87,8 +85,7 @@ def publish_checkpoint(run: RunDir, aside: Path, step: int, *, keep_best: bool =
 
 
 def remove_old_checkpoints(run: RunDir, step: int, keep: int, *, keep_best: bool = False) -> None:
-    """Remove checkpoints beyond the newest `keep`, and those that were replaced; never that of `step`, which is
-    published."""
+    """Remove checkpoints beyond the newest `keep`, and replaced ones; never that of `step`, which is published."""
     best = best_checkpoint_step(run) if keep_best else None
     shutil.rmtree(run.checkpoints / f".{run.checkpoint(step).name}.old", ignore_errors=True)
     for number in run.checkpoint_steps()[:-keep]:

@@ -41,8 +41,7 @@ def load_full(folder: Path, strategy: Strategy, published: PublishedFiles, rank:
 
 
 def load_weights_only(folder: Path, strategy: Strategy, published: PublishedFiles, model: nn.Module) -> None:
-    """Load only the trained weights; optimizer and random generators keep their initial state. Raise `CheckpointError`
-    if they do not fit this model."""
+    """Load trained weights only; optimizer and generators stay initial. Raise `CheckpointError` if they do not fit."""
     known = {name for part in published.files for name in part}
     wanted = [s for s in strategy.weight_shards() if weight_name(s.key) in known]
     if len(published.keys) < len(known):

@@ -1,8 +1,7 @@
 """Decide when a checkpoint is due, and save it in the foreground or in the background.
 
-A save in the order of execution: `Saver.save`, `Saver._write` (until the files of all ranks are written),
-`Saver._complete` (until the checkpoint is published). Ranks agree on each phase through a separate process group, and
-every wait has a time limit.
+A save runs `Saver.save`, `Saver._write` (until all ranks' files are written), `Saver._complete` (until publication).
+Ranks agree on each phase through a separate process group, and every wait has a time limit.
 """
 
 from __future__ import annotations
@@ -74,8 +73,7 @@ class RankAgreement:
             raise CheckpointError(f"{what}: {who} {problem}; earlier checkpoints are untouched") from None
 
     def each(self, what: str, action: Callable[[], T]) -> list[T]:
-        """Run an action on all ranks, and return the results in rank order. If it failed on one, raise
-        `CheckpointError` that names it on all."""
+        """Run an action on all ranks, return results in rank order; if one fails, `CheckpointError` names it on all."""
         mine: tuple[T | None, str | None] = (None, None)
         try:
             mine = (action(), None)
@@ -184,8 +182,7 @@ class Saver:
         wait_for_disk: bool = True,
         eval_loss: float | None = None,
     ) -> float:
-        """Save after `steps_done` steps; ``mode`` is weights_only (trained weights) or full (everything that a resume
-        needs).
+        """Save after `steps_done` steps; ``mode``: weights_only (trained weights) or full (all that a resume needs).
 
         Args:
             eval_loss: the held-out loss of these weights, for the manifest; None if they were not evaluated.
@@ -198,8 +195,7 @@ class Saver:
             Seconds that training was blocked.
 
         Raises:
-            CheckpointError: on every rank, if this save or an earlier background save failed on any rank. Earlier
-                checkpoints are untouched.
+            CheckpointError: on all ranks if this or an earlier background save failed on any; old checkpoints stay.
         """
         started = time.perf_counter()
         self.finish()
@@ -222,8 +218,7 @@ class Saver:
         return blocked_s
 
     def finish(self) -> None:
-        """Wait for the background save, if there is one, and until old checkpoints are removed. Raise `CheckpointError`
-        if the save failed."""
+        """Wait for any background save and removal of old checkpoints. Raise `CheckpointError` if the save failed."""
         for thread in (self._in_flight, self._removing):
             if thread is not None:
                 thread.join()
@@ -247,8 +242,7 @@ class Saver:
             self._failed = CheckpointError(f"the checkpoint could not be saved: {str(error).splitlines()[0]}")
 
     def _write(self, save: _Save) -> list[_Written]:
-        """Make room, and write the files of this rank. Return what all ranks have written; nothing is on the disk
-        yet."""
+        """Make room and write this rank's files; return what all ranks have written. Nothing is on the disk yet."""
         parts, rank, size = save.parts, self.world.rank, self.world.size
         try:
             positions = shards.positions_of(parts.scattered), shards.positions_of(parts.state)
@@ -313,8 +307,7 @@ class Saver:
         return list(files)
 
     def _complete(self, save: _Save, every: list[_Written], blocked_s: float | None) -> None:
-        """Read the files again, flush them to the disk, and publish the checkpoint. Training waited `blocked_s`; None if
-        it still waits."""
+        """Reread and flush the files, and publish the checkpoint. Training waited `blocked_s`; None: it still waits."""
         own = every[self.world.rank]
 
         def verify() -> commit.FileFacts:

@@ -72,8 +72,7 @@ class CpuCopies:
     _kept: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def of(self, parts: RankParts) -> RankParts:
-        """Return copies of the parts. On CUDA all copies run asynchronously on the current stream, with one
-        synchronisation."""
+        """Return copies of the parts, on CUDA made asynchronously on the current stream with one synchronisation."""
         used: dict[str, torch.Tensor] = {}
         device = None
 

@@ -117,8 +117,7 @@ def _unchanged(model: Any, tensors: Mapping[str, torch.Tensor]) -> list[str]:
 
 
 def _shared_out(sizes: Mapping[str, int], count: int) -> tuple[tuple[str, ...], ...]:
-    """Distribute weights to `count` files of about equal size, in order. Weights of one layer stay together, because
-    their layout may be converted together."""
+    """Distribute weights in order to `count` files of about equal size; a layer's stay together for conversion."""
     total, done = max(sum(sizes.values()), 1), 0
     files: list[list[str]] = [[] for _ in range(count)]
     home: dict[str, int] = {}

@@ -190,8 +190,7 @@ class Batch:
         return at if self.lengths is None else torch.where(self.real_tokens(), at, at - self.lengths.unsqueeze(1))
 
     def map_tensors(self, function: Map) -> Batch:
-        """Return a copy with what the function returns for each tensor that the device needs, always in the same
-        order."""
+        """Return a copy with the function's result for each tensor that the device needs, always in the same order."""
 
         def of(tensor: torch.Tensor | None) -> torch.Tensor | None:
             return None if tensor is None else function(tensor)

@@ -25,8 +25,7 @@ DEFAULT_CHAT_TEMPLATE = (
 )
 """For models without a chat template: base models, and those that are built from a config."""
 FIELDS = (("tool_calls",), ("function_call",), ("tool_plan",), ("reasoning_content", "reasoning", "thinking"))
-"""Fields of a message that are text for the model, those with one meaning together. Others, such as ``name`` or ``id``,
-may be left out."""
+"""Message fields that are text for the model, grouped by meaning. Others (``name``, ``id``) may be left out."""
 MARK = "qzX{}Xzq"
 """Added to a content to see whether the template writes it; JSON does not escape it."""
 
@@ -47,8 +46,7 @@ class ChatWriter:
         """Return the rows of a chat as turns, each up to its last reply; a row that is no chat as it is.
 
         Raises:
-            DataError: the template refuses the messages, does not write a part of them, or does not show where a reply
-            begins.
+            DataError: the template refuses messages, does not write a part, or does not show where a reply begins.
         """
         if not example.messages:
             return [example]
@@ -110,8 +108,7 @@ class _Chat:
         """Return the text before a reply and the reply, as the model has to write it: nothing follows it.
 
         Raises:
-            DataError: the text of the prompt is not the beginning of the text with the reply, and the template marks no
-            reply.
+            DataError: the text with the reply does not begin with the prompt's, and the template marks no reply.
         """
         for options in ({}, {"enable_thinking": False}, {"enable_thinking": True}):
             before, earlier = self._render(self.messages[:number], self._tools, True, options)
@@ -175,8 +172,7 @@ class _Chat:
             raise DataError(f"{self.place}: {self._named} does not write the tools (column tools); {REMEDY}")
 
     def _same(self, number: int, tools: list[Any] | None, **changed: Any) -> bool:
-        """Return whether the text up to the next reply stays the same with other tools or fields of a message; None
-        removes one."""
+        """Return whether text up to the next reply is the same with other tools or message fields (None: removed)."""
         ends = [i for i, message in enumerate(self.messages) if i >= number and message["role"] == "assistant"]
         upto = self.messages[: ends[0] + 1 if ends else None]
         prompt = self._at_end and not ends
@@ -229,8 +225,7 @@ class _Chat:
 
 
 def _joined_replies(chat: _Chat, first: int) -> list[list[Turn]]:
-    """Return rows with all replies from message `first` on; a reply continues a row if the text before it begins with
-    that row."""
+    """Return rows with all replies from message `first` on; a reply continues a row that begins the text before it."""
     rows: list[list[Turn]] = []
     for number in range(first, len(chat.messages)):
         if chat.messages[number]["role"] != "assistant":
@@ -253,8 +248,7 @@ def _joined_replies(chat: _Chat, first: int) -> list[list[Turn]]:
 
 
 def _as_history(row: list[Turn], writer: ChatWriter) -> Iterator[list[Turn]]:
-    """Yield a row, and the row without special tokens at its end: many templates write these at the end of a
-    conversation only."""
+    """Yield a row, and it without special tokens at its end, which many templates write only after a conversation."""
     yield row
     reply = row[-1][0].rstrip()
     while starts := [match.start() for match in writer.special.finditer(reply) if match.end() == len(reply)]:
@@ -272,8 +266,7 @@ def _functions(message: Message) -> list[dict[str, Any]]:
 
 
 def _with_arguments(message: Message, *, as_text: bool) -> Message:
-    """Return a message whose arguments of tool calls are objects, as transformers documents, or JSON text, as in
-    OpenAI's format."""
+    """Return a message with tool-call arguments as objects, as transformers documents, or as OpenAI's JSON text."""
     if not _functions(message):
         return message
     calls = []

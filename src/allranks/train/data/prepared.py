@@ -199,8 +199,7 @@ def _map(folder: Path, name: str) -> TokenSet:
 
 
 def _wrong_shape(arrays: dict[str, Any]) -> str | None:
-    """Return what is wrong with the arrays, or None: dtypes, lengths, offsets out of range. Later code does not check
-    them."""
+    """Return what is wrong with the arrays' dtypes, lengths or offsets, or None. Later code does not check them."""
     types = {"ids": np.int32, "mask": np.uint8}
     for name, values in arrays.items():
         if values.dtype != types.get(name, np.int64) or values.ndim != 1:
