@@ -1,5 +1,4 @@
-"""Run `allranks compare`: one job in which all strategies take turns, and its evaluation, with figures of the profiler
-traces."""
+"""Run `allranks compare`: one job in which strategies take turns, its evaluation, and figures of profiler traces."""
 
 from __future__ import annotations
 
@@ -142,8 +141,7 @@ def finished_comparison(run: RunDir) -> Comparison | None:
 
 
 def without_compilation(spec: RunSpec) -> RunSpec:
-    """Return the spec with ``model.compile: false``: all strategies are compared with the same arithmetic as one
-    process."""
+    """Return the spec with ``model.compile: false``: all strategies get the same arithmetic as one process."""
     if spec.model is None:
         return spec
     return msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, compile=False))
@@ -203,8 +201,7 @@ def add_profiles(folder: Path, measured: Json) -> None:
 def trace_figures(found: RankResult) -> Json:
     """Return the seconds per step as in `allranks trace`, and the collectives of training as (kind, bytes, seconds).
 
-    The seconds are those of compute, communication (exposed and overlapped) and idle time; ``steps`` has them for each
-    step.
+    The seconds are of compute, communication (exposed and overlapped) and idle time; ``steps`` has them by step.
     """
     n = max(len(found.steps), 1)
     training = [c for c in found.collectives if c.phase != UNPHASED]

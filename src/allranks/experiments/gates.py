@@ -43,8 +43,7 @@ class Gates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One strategy. ``reasons`` say why a gate failed, ``marks`` are other remarks; ``parity_error`` is that of the
-    first trial."""
+    """One strategy. ``reasons``: why a gate failed; ``marks``: other remarks; ``parity_error``: of the first trial."""
 
     strategy: str
     gates: Gates
@@ -85,8 +84,7 @@ def _precision(measured: Json) -> str:
 
 
 def reference_problem(measured: Json) -> str | None:
-    """Return why the parity gate itself is invalid: wrong data, too much rounding, or a defect that it would not
-    detect."""
+    """Return why the parity gate is invalid: wrong data, too much rounding, or a defect that it would not detect."""
     for kind, reference in measured["references"].items():
         if reference["problem"]:
             return f"the data are not those of the spec: {reference['problem']}"
@@ -389,8 +387,7 @@ def find_spread(figures: Json, name: str) -> Spread | None:
 
 
 def _worst(loads: Sequence[Json | None]) -> MachineLoad | None:
-    """Return the load of the host that lost the largest share, from the records of all ranks; None if a record is
-    missing."""
+    """Return the load of the host that lost the largest share, from all ranks' records; None if one is missing."""
     hosts: dict[str, list[CpuUse]] = {}
     for load in loads:
         try:

@@ -1,5 +1,4 @@
-"""Show a comparison: tables of 80 columns in a terminal, CSV, and an offline page with links to the files that its
-figures come from."""
+"""Show a comparison: tables of 80 columns in a terminal, CSV, and an offline page with links to the source files."""
 
 from __future__ import annotations
 
@@ -123,8 +122,7 @@ def _traffic_table(good: list[ComparisonRow]) -> Table:
 
 
 def csv_text(rows: list[ComparisonRow]) -> str:
-    """Return one line per strategy; units in the names, empty without figures. Ranges are columns with ``_min`` and
-    ``_max``."""
+    """Return one line per strategy; units in the names, empty without figures; ranges as ``_min`` and ``_max``."""
     out = io.StringIO()
     parts = ["forward_s", "backward_s", "optimizer_s", "compute_s", "comm_s", "exposed_comm_s", "idle_s", "overlap"]
     ranged = ["tokens_per_s", *TIMED, *PROFILED, "overlap", *MEMORY_COLUMNS]
@@ -204,8 +202,7 @@ def _subtitle(measured: Json, rows: list[ComparisonRow]) -> list[str]:
 
 
 def _repeats_text(measured: Json, rows: list[ComparisonRow]) -> str:
-    """Return how many repeats count; those of a disturbed strategy are timed again, and the disturbed ones do not
-    count."""
+    """Return how many repeats count; those of a disturbed strategy are timed again, and disturbed ones do not count."""
     wanted, timed = measured["repeats"], [load_figures(measured, r.strategy) for r in rows]
     more = max((t["repeats"] for t in timed), default=wanted) - wanted
     text = f"{wanted} alternating repeats" if wanted > 1 else "1 repeat"

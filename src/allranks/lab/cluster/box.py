@@ -57,8 +57,7 @@ class Box:
     def place(self) -> str | None:
         """Return the node, or the login node, that this process runs on; None outside the box.
 
-        Only inside the box a file system is mounted on the spool folder. The environment is not reliable: jobs may lose
-        it.
+        Only in the box a file system is mounted on the spool folder. The environment is not reliable: jobs may lose it.
         """
         inside = any(mount.target == str(self.folder.spool) for mount in processes.mounts("self"))
         return socket.gethostname() if inside else None
@@ -120,9 +119,8 @@ class Box:
     def node_prefix(self, name: str, cwd: Path | str | None = None) -> list[str]:
         """Return the prefix of a command that runs on one node, without Slurm.
 
-        A node has its own process IDs, so ``nsenter`` remains as the command's parent; it passes the exit code on,
-        and the command gets SIGTERM when it is killed. ``cwd`` must exist on the node (default: the caller's, if
-        it exists there, else /).
+        A node has its own process IDs, so ``nsenter`` stays the command's parent: it passes on the exit code, and the
+        command gets SIGTERM when it is killed. ``cwd`` must exist on the node (default: the caller's, or else /).
         """
         require_node(name, self.node_names, "--node")
         values = self.env()

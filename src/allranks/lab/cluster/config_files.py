@@ -85,8 +85,7 @@ def _settings(plan: BoxPlan, folder: BoxPaths) -> dict[str, str]:
 
 
 def gres_conf(plan: BoxPlan, folder: BoxPaths) -> str:
-    """Return gres.conf: each GPU is a link to a harmless device, which is sufficient for Slurm to number and allocate
-    it."""
+    """Return gres.conf: each GPU is a link to a harmless device, which suffices for Slurm to number and allocate it."""
     lines = [
         f"NodeName={node.name} Name=gpu File={gpu_file(folder, number)}"
         for node in plan.nodes
@@ -96,8 +95,7 @@ def gres_conf(plan: BoxPlan, folder: BoxPaths) -> str:
 
 
 def gpu_file(folder: BoxPaths, number: int) -> Path:
-    """Return the file that represents a GPU: Slurm needs a device, and numbers it by the digits at the end of its
-    name."""
+    """Return the file that represents a GPU: Slurm needs a device, numbered by the digits at the end of its name."""
     return folder.etc / f"gpu{number}"
 
 

@@ -4,8 +4,7 @@
     heal(box, "n2")                      heals all recorded faults of n2; heal(box) heals all
     with injected(box, "slow-link", "n2", rate="10mbit"): ...
 
-`FAULTS` lists the kinds: killed ranks and nodes, stopped Slurm daemons, cut and slow links, full disks, hidden folders,
-wrong names and clocks.
+`FAULTS`: ranks, nodes and Slurm daemons stopped, links cut or slow, disks full, folders hidden, names and clocks wrong.
 """
 
 from __future__ import annotations
@@ -63,8 +62,7 @@ def kill_rank(box: Box, _node: str, arguments: Mapping[str, str]) -> dict[str, s
 
 
 def find_rank(box: Box, rank: str, job: str = "") -> dict[int, tuple[str, str]]:
-    """Return the topmost processes of a rank: pid to (job, node). RANK, set by torchrun, takes precedence over Slurm's
-    number."""
+    """Return a rank's topmost processes: pid to (job, node). torchrun's RANK takes precedence over Slurm's number."""
     spaces = {processes.namespace(pid, "pid"): name for name, pid in box.inits().items() if name != box.plan.login}
     tasks: dict[int, tuple[dict[str, str], str]] = {}
     for pid in processes.in_namespaces("pid", [space for space in spaces if space]):

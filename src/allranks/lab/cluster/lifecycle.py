@@ -149,8 +149,7 @@ def _write_files(box: Box, folder: BoxPaths) -> None:
 def down(name: str) -> bool:
     """Stop a box and remove everything that it left, also after a crash; return False if there was nothing.
 
-    Interfaces, mounts and namespaces exist in the namespaces of the box's processes and end with them; outside
-    there is only the folder.
+    Interfaces and mounts exist in namespaces, which end with the box's processes; only the folder is outside.
     """
     folder = BoxPaths(state_root() / check_name(name))
     with _exclusive_lock():
@@ -189,16 +188,14 @@ def _end_processes(identity: str, name: str) -> None:
 
 
 def _refuse_inside(box: Box | None) -> None:
-    """Refuse to run inside a box: it cannot remove itself, and on a node, where its processes are hidden, it would look
-    dead."""
+    """Refuse to run inside a box: it cannot remove itself, and on a node, which hides its processes, it looks dead."""
     place = box.place() if box is not None else None
     if box is not None and place is not None:
         raise RequestError(f"This process runs on '{place}' of box '{box.name}'. Start and stop boxes from outside.")
 
 
 def run_ip_batch(box: Box, pid: int, commands: str) -> None:
-    """Run ``ip`` commands in the network namespace of ``pid``. Their process IDs are outside IDs, so no PID namespace
-    is entered."""
+    """Run ``ip`` commands in ``pid``'s network namespace, but no PID namespace: their process IDs are outside IDs."""
     check_output(
         [*processes.enter_for_setup(box.plan, pid, ("net",)), find_program("ip"), "-batch", "-"], text=commands
     )

@@ -1,5 +1,4 @@
-"""Options and plan of a box: names, addresses, interfaces, as frozen records saved in its folder; every path of its
-state."""
+"""Options and plan of a box: names, addresses, interfaces, as frozen records in its folder; every path of its state."""
 
 from __future__ import annotations
 
@@ -80,8 +79,7 @@ class BoxPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     shared_tmp: bool
     tmp_mb: int
     python_folders: tuple[str, ...]
-    """Folders inside this machine's /tmp that nodes with a /tmp of their own see there, too: the running Python and
-    this package."""
+    """Folders in this machine's /tmp that nodes with their own /tmp see too: the running Python and this package."""
     partitions: tuple[str, ...]
     accounting: bool
     conf: tuple[str, ...]

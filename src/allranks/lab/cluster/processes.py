@@ -97,9 +97,8 @@ def enter_for_setup(plan: BoxPlan, pid: int, kinds: Sequence[str]) -> list[str]:
 def enter_as_user(plan: BoxPlan, pid: int, kinds: Sequence[str]) -> list[str]:
     """Return the prefix that enters as the owner of the box: daemons, jobs and users run this way.
 
-    Without root, the box's user namespace shows the user as root, and Slurm would then try (and fail) to drop
-    root's groups. A second user namespace inside the first shows the user under his own ID, and Slurm uses its
-    single-user mode.
+    Without root, the box's user namespace shows the user as root, and Slurm would try (and fail) to drop root's groups.
+    In a second user namespace inside it the user has his own ID, and Slurm uses its single-user mode.
     """
     prefix = enter_for_setup(plan, pid, kinds)
     if plan.rootless:
@@ -127,8 +126,7 @@ def create_node(plan: BoxPlan, login_pid: int) -> list[str]:
 
 
 def set_environment(values: dict[str, str], *, cwd: str | None = None, clean: bool = False) -> list[str]:
-    """Return the prefix that changes the environment and the folder. ``env`` does both after entering the
-    namespaces."""
+    """Return the prefix that changes environment and folder. ``env`` does both after entering the namespaces."""
     folder = [f"--chdir={cwd}"] if cwd is not None else []
     return [
         find_program("env"),

@@ -11,8 +11,7 @@ Measure = Callable[[Evidence], float | None]
 
 
 class Definition(NamedTuple):
-    """How a figure is measured. ``depends``: GPUs are only compared with GPUs (hardware), equal models (size) and
-    numbers of ranks with each other."""
+    """How a figure is measured. ``depends`` says what must match to compare it: hardware (GPU), size (model), ranks."""
 
     measure: Measure
     unit: str
@@ -72,8 +71,7 @@ def _peak_gb(e: Evidence) -> float | None:
 
 
 def state_gb_a_rank(e: Evidence) -> float | None:
-    """Return the optimizer state that a rank writes, in 1e9 bytes: the two moments, and with bfloat16 weights
-    DeepSpeed's float32 master weights."""
+    """Return a rank's saved optimizer state in 1e9 bytes: moments; for bfloat16, DeepSpeed's float32 master weights."""
     elements = [end["state_elements"] for end in e.last("end").values()]
     return max(elements) * (12 if e.plan.param_dtype == "bfloat16" else 8) / 1e9 if elements else None
 

@@ -203,8 +203,7 @@ class CriterionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """The place for which a test's spec is built. ``nodes`` and ``ranks`` (per node) are those of this place; ``gpu``:
-    ranks run on GPUs."""
+    """The place for which a test's spec is built: its ``nodes``, ``ranks`` (per node); ``gpu``: ranks run on GPUs."""
 
     machine: MachineFacts
     place: PlaceName

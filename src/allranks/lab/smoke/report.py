@@ -103,8 +103,7 @@ def _table(columns: tuple[str, ...], rows: list[list[str]]) -> Table:
 
 
 def figures_title(test: TestResult) -> str:
-    """Return the hardware of each column of `figures_table`. Not the table's own title, which would be wrapped at its
-    width."""
+    """Return the hardware of each column of `figures_table`, whose own title would be wrapped at its width."""
     return f"{test.name}: reference ({test.seed_hardware}) and measured ({test.hardware})"
 
 

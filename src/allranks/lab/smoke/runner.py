@@ -50,8 +50,7 @@ class SmokeOptions(msgspec.Struct, frozen=True, kw_only=True):
     run_root: str = "runs"
 
     def gpu(self, machine: MachineFacts) -> bool:
-        """Return whether ranks use GPUs: those of this machine; under Slurm unless the device is set to CPU; never in
-        the box."""
+        """Return whether ranks use GPUs: this machine's; under Slurm unless the device is CPU; never in the box."""
         devices = [s.partition("=")[2].strip() for s in self.sets if s.startswith("cluster.device=")]
         if devices:
             return devices[-1] == "cuda"
@@ -188,8 +187,7 @@ def _run(ready: PreparedTest, machine: MachineFacts, watcher: SmokeObserver) -> 
 
 
 def _is_interrupted(done: RunResult, ready: PreparedTest) -> bool:
-    """Return whether Ctrl-C ended it; on this machine any other stop signal counts too, because no scheduler could have
-    sent it."""
+    """Return whether Ctrl-C ended it, or on this machine any stop signal, as no scheduler could have sent it."""
     interrupted = done.message.startswith("interrupted") or "(interrupted)" in done.message
     local = ready.placement is not None and ready.placement.place == "local"
     return interrupted or (done.status == "stopped" and local)
