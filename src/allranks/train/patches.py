@@ -45,12 +45,10 @@ def replace_work_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def let_collectives_end(c10d: Any) -> None:
-    """Make ``destroy_process_group`` release the GIL for a moment before the group can be freed. Do nothing the second
-    time.
+    """Make ``destroy_process_group`` release the GIL briefly before the group can be freed. A second call does nothing.
 
-    torch 2.13 frees a gloo group with the GIL held and joins its threads, and such a thread needs the GIL to free the
-    tensors of the last collective. A program that destroys its group within 5 ms of that collective hangs, under
-    torchrun as well.
+    torch 2.13 frees a gloo group with the GIL held and joins its threads, which need the GIL to free the tensors of the
+    last collective. A program that destroys its group within 5 ms of it hangs, also under torchrun.
     """
     for name in ("_unregister_all_process_groups", "_unregister_process_group"):
         original = getattr(c10d, name, None)
@@ -68,8 +66,7 @@ def _after_pause(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def compile_blocks_separately(blocks: int) -> None:
-    """Set the compiler of this process for `blocks` blocks, each of which is compiled by itself, with its backward in
-    the first forward."""
+    """Set this process's compiler for `blocks` blocks, each compiled by itself, with backward in the first forward."""
     import torch._dynamo.config as dynamo
     import torch._functorch.config as functorch
 

@@ -196,8 +196,7 @@ class Profiler(StepWatcher):
         )
 
     def _settle(self) -> None:
-        """Wait until no collective runs: starting or stopping torch's profiler while Gloo threads work can corrupt the
-        heap, which crashes the process later."""
+        """Wait until no collective runs: starting or stopping the profiler during Gloo's work can corrupt the heap."""
         self._quiet()
         time.sleep(SETTLE_S)
 

@@ -173,8 +173,7 @@ def ways_of_computing(attempt: Attempt, loss_model: nn.Module) -> list[str]:
 
 
 def stored_dtype(plan: LaunchPlan, spec: RunSpec) -> str:
-    """Return the dtype in which the model is loaded: that of trained weights, or with adapters that of the frozen
-    base."""
+    """Return the dtype in which the model is loaded: that of trained weights, or with adapters of the frozen base."""
     return plan.param_dtype if spec.adapter.type == "none" else plan.dtype
 
 
@@ -235,8 +234,7 @@ def log_experts(attempt: Attempt, built: TrainingSetup, done: int) -> None:
 
 
 def log_end(attempt: Attempt, built: TrainingSetup, done: int) -> None:
-    """Log this rank's own norms and sizes: comparing ranks shows whether gradients were averaged and state was
-    sharded."""
+    """Log this rank's own norms and sizes: comparing ranks shows if gradients were averaged and state was sharded."""
     if attempt.spec.observe.proof_at_end:
         digest = weights_digest(built.model).hex() if built.strategy.replicated else None
         elements = sum(r.length for r in built.strategy.state_ranges())

@@ -1,10 +1,8 @@
-"""Reduce each step's metrics over ranks asynchronously, one step behind, and write the step events and samples of the
-machine's load.
+"""Reduce step metrics over ranks asynchronously, one step behind; write step events and samples of machine load.
 
 One small all-reduce per optimizer step carries what the ranks must agree on (stop? non-finite values?) and, on logging
-steps, the loss. It runs on the control group (gloo, CPU) while the next step computes, and is read at the end of that
-step: all ranks read the same numbers at the same step and decide equally. All engines use this module, so their records
-are computed alike.
+steps, the loss. It runs on the control group (gloo, CPU) while the next step computes, and is read at its end: all
+ranks read the same numbers at the same step and decide equally. All engines use it, so records are computed alike.
 """
 
 from __future__ import annotations
@@ -147,8 +145,7 @@ class AsyncStepReduction:
 class StopRequest:
     """A stop request, set by SIGTERM or SIGUSR1; all ranks stop together at the end of a step.
 
-    There is no lock: a second signal may interrupt the handler of the first in the same thread, and a lock would
-    deadlock.
+    There is no lock, which would deadlock when a second signal interrupts the first's handler in the same thread.
     """
 
     def __init__(self) -> None:
@@ -164,8 +161,7 @@ class StopRequest:
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """The rows that a rank trains: which ones in each step, their tokens, and the function that makes a batch of them
-    in host memory."""
+    """Rows that a rank trains: which in each step, their tokens, and the function that makes batches in host memory."""
 
     order: SampleOrder
     tokens: TokenSet
@@ -214,9 +210,8 @@ class TokenCounts:
 class StepWork:
     """One optimizer step of this rank.
 
-    ``loss_sum`` (nats over this rank's trained tokens) and ``grad_norm`` are scalars on the device; ``trained`` counts
-    the trained tokens of all ranks; ``times`` come from the step timer; ``sequences`` are those in this rank's
-    micro-batches.
+    ``loss_sum`` (nats over this rank's trained tokens) and ``grad_norm`` are device scalars; ``trained`` counts all
+    ranks' trained tokens; ``times`` come from the step timer; ``sequences`` are those in this rank's micro-batches.
     """
 
     step: int
@@ -304,8 +299,7 @@ class StepMetrics:
         return agreed.stop
 
     def run_callbacks(self, done: int, stop: bool) -> bool:
-        """Evaluate and save if due, between two steps, when every rank has done the same number of them; return whether
-        all ranks must stop."""
+        """Evaluate and save if due, when all ranks have done equally many steps; return whether all ranks must stop."""
         stop = self.drain() or stop
         ended = self._plan.run_callbacks(done, stop and done < self._plan.total_steps)
         self._machine.restart()  # what they used of the machine is no training
@@ -324,8 +318,7 @@ class StepMetrics:
         return stop
 
     def count_queued_work(self) -> None:
-        """Add to the time of the last step what the GPU still had to do when the host had queued it. A second call does
-        nothing."""
+        """Add to the last step's time what the GPU still had to do once it was queued. A second call does nothing."""
         if self._world.device.type != "cuda" or not self._waiting or max(self._waiting) == self._counted:
             return
         self._counted = max(self._waiting)

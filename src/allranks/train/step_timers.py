@@ -37,8 +37,7 @@ def waited_s() -> float:
 
 
 def queued_s() -> float | None:
-    """Return the seconds that the training thread had no core, without those in waits for other ranks; None if
-    unknown."""
+    """Return the seconds that the training thread had no core, except in waits for other ranks; None if unknown."""
     queued = _run_queue.read() if _run_queue is not None else None
     return None if queued is None else queued - _queued_in_waits
 
@@ -85,9 +84,8 @@ class _Moment:
 class CpuComputeTimer:
     """Measure this rank's own compute time in a step on a CPU.
 
-    `lap` ends a part: ``data``, ``forward``, ``backward`` or another one. `backward_over` records that the gradient of
-    the first weight exists. `end_step` returns the seconds of this rank's own work; kinds that cannot be measured are
-    left out.
+    `lap` ends a part: ``data``, ``forward``, ``backward`` or another. `backward_over` records that the first weight's
+    gradient exists. `end_step` returns the seconds of this rank's own work; kinds that cannot be measured are left out.
     """
 
     def __init__(self) -> None:

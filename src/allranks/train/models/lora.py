@@ -138,8 +138,7 @@ def sole_adapter(layer: Any) -> str | None:
 
 
 def left_to_peft(model: nn.Module) -> dict[str, list[str]]:
-    """Return the names of LoRA layers that PEFT's own forward computes, by the reason. Adapters of parameters are not
-    among them."""
+    """Return the names of LoRA layers that PEFT's own forward computes, by reason; without adapters of parameters."""
     from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 
     found: dict[str, list[str]] = {}
@@ -175,8 +174,7 @@ def _forward(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Te
 
 
 def _together(group: InputGroup, position: int, parts: _Parts, dtype: torch.dtype) -> list[_Parts] | None:
-    """Return the weights of all layers of a group; None if hooks of another than the layer at `position`, which may
-    gather weights, must run first."""
+    """Return the weights of a group's layers; None if one other than `position` has hooks, which may gather weights."""
     weights: list[_Parts] = []
     for i, layer in enumerate(group.layers):
         theirs = parts if i == position else _parts(layer, dtype)
@@ -299,8 +297,7 @@ def _sum(
 ) -> torch.Tensor:
     """Return ``sum_i scales[i] * firsts[i] @ seconds[i] + bias``, (N, O), added up in one tensor.
 
-    One operation for the compiler, which would copy the sum for each product, and for selective recomputation, which
-    keeps the result.
+    One operation for a compiler, which would copy the sum per product, and for selective recomputation, which keeps it.
     """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return torch.ops.allranks.sum_of_products(firsts, seconds, scales, bias)

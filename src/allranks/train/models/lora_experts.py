@@ -6,9 +6,8 @@ makes a gradient of that size. Here (x_e: the tokens that are routed to expert e
     m_e = x_e @ A_e^T, y_e = x_e @ W_e^T + scaling * m_e @ B_e^T
 
 with tokens sorted by expert: by grouped matrix products on GPUs, expert by expert on CPUs. The order of operations is
-that of transformers' ``grouped_mm`` implementation, which the classes decorated with ``use_experts_implementation``
-share. PEFT's own forward computes other classes, quantized or expert-parallel weights, merged adapters and several
-active ones.
+that of transformers' ``grouped_mm``, which classes decorated with ``use_experts_implementation`` share. PEFT's own
+forward computes other classes, quantized or expert-parallel weights, merged adapters and several active ones.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ _PARAMETERS = {True: ("gate_up_proj", "down_proj"), False: ("up_proj", "down_pro
 
 
 class ExpertLoRA(NamedTuple):
-    """Adapter of one fused parameter of E experts: PEFT's A (r E, I), expert by expert, and B (O, r E), the experts of
-    each rank."""
+    """Adapter of one fused parameter of E experts: PEFT's A (r E, I) by expert, and B (O, r E) by rank, then expert."""
 
     down: nn.Parameter
     up: nn.Parameter
@@ -122,8 +120,7 @@ def _adapters(chain: list[Any], experts: Any) -> dict[str, ExpertLoRA] | None:
 
 
 def _experts_forward(experts: Any, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Return the experts' weighted outputs (N, H) for the inputs (N, H), chosen experts (N, k) and their weights (N,
-    k)."""
+    """Return the experts' weighted outputs (N, H) for inputs (N, H), chosen experts (N, k) and their weights (N, k)."""
     adapters: dict[str, ExpertLoRA] | None = vars(experts).get(_ADAPTERS)
     if adapters is None:
         return type(experts).forward(experts, hidden, *args, **kwargs)
@@ -254,8 +251,7 @@ class Groups:
             out[start:end].addmm_(rows[start:end], matrices[e], alpha=scale)
 
     def outer(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """Return (E, J, K): each expert's ``left^T @ right`` of the rows (S, J) and (S, K); zeros for one without
-        rows."""
+        """Return (E, J, K): each expert's ``left^T @ right`` of rows (S, J) and (S, K); zeros for one without rows."""
         out = left.new_zeros(self._count, left.shape[1], right.shape[1])
         for e, start, end in self._parts:
             torch.mm(left[start:end].t(), right[start:end], out=out[e])
@@ -263,16 +259,14 @@ class Groups:
 
 
 class GpuGroups(Groups):
-    """Grouped matrix products of torch on a GPU, without a sync with the host; for checks of the layer see
-    tests/gpu."""
+    """Grouped matrix products of torch on a GPU, without a host sync; for checks of the layer see tests/gpu."""
 
     def __init__(self, ends: torch.Tensor) -> None:
         self._ends, self._count = ends, len(ends)
 
     @staticmethod
     def fits(rows: torch.Tensor, weight: torch.Tensor) -> bool:
-        """Return whether torch has the kernel: bfloat16, rows of a multiple of 16 bytes, compute capability 8.0 or
-        later."""
+        """Return whether torch has the kernel: bfloat16, rows of 16-byte multiples, compute capability at least 8.0."""
         return (
             rows.is_cuda
             and rows.dtype == weight.dtype == torch.bfloat16

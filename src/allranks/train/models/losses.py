@@ -120,8 +120,7 @@ class HeadLoss:
     def _through_module(self, flat: torch.Tensor, how: _Scoring) -> torch.Tensor:
         """Compute the loss with the module's own forward pass on each part.
 
-        Hooks on the module's parts may communicate, and ranks may have different numbers of parts: then there is only
-        one.
+        Hooks on submodules may communicate, and ranks may have different numbers of parts: then there is only one.
         """
         size = (
             len(flat)

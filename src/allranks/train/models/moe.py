@@ -102,9 +102,8 @@ def router_coefficient(model: Any, wanted: float | str | bool) -> tuple[float, s
 class RouterLoss:
     """Add the load-balancing loss that transformers computes within the forward pass of a causal language model.
 
-    It counts once for each micro-batch, weighted by its trained tokens. transformers leaves out padding by the
-    attention mask, which the blocks must not get: padding is behind all tokens, and packed rows are separated by their
-    positions.
+    It counts once per micro-batch, weighted by its trained tokens. transformers leaves out padding by the attention
+    mask, which the blocks must not get: padding is behind all tokens, and positions separate packed rows.
     """
 
     def __init__(self, model: Any, coefficient: float) -> None:
@@ -140,8 +139,7 @@ class RouterLoss:
 class ExpertCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that each expert received in the training steps after `from_step` up to `step`, over all ranks.
 
-    ``layers`` is indexed by the number of the block. A token counts once for each expert it is routed to; padding does
-    not count.
+    ``layers`` is indexed by block number. A token counts once for each expert it is routed to; padding does not count.
     """
 
     step: int

@@ -128,8 +128,7 @@ def flash_lengths(model: Any, rows: PackedRows | None) -> dict[str, Any]:
     """Return the arguments with which transformers' flash attention is told the lengths of packed rows; none for other
     attention.
 
-    Without them, each layer finds the rows by the position ids, for which the host waits for the GPU, and takes several
-    sequences for one row each.
+    Without them, layers find rows by position ids (the host waits for the GPU), and several sequences are one row each.
     """
     base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
     # As transformers recognises it: the kernels of the hub are stored by their own names, such as
@@ -156,8 +155,7 @@ def _register(kernel: Kernel | None) -> None:
 
 @torch.compiler.disable()
 def _mask(dense: Callable[..., Any], kernel: Kernel | None, **asked: Any) -> Any:
-    """Return the `RowMask` of a packed batch, else the mask of ``sdpa``. Called by transformers for each kind of its
-    layers."""
+    """Return the `RowMask` of a packed batch, else ``sdpa``'s mask. Called by transformers for each kind of layer."""
     rows, config, window = _rows, asked["config"], asked.get("local_size")
     ours = (
         rows is not None
@@ -188,8 +186,7 @@ def _attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute attention as transformers' ``sdpa`` does, with a `RowMask` within rows; in training on a CPU possibly in
-    blocks."""
+    """Compute attention as transformers' ``sdpa``, with a `RowMask` within rows; in CPU training possibly in blocks."""
     if attention_mask is None and dropout == 0.0 and _whole_in_blocks(module, query, key, value, kwargs):
         batch, _, length, _ = query.shape
         ends = torch.arange(0, (batch + 1) * length, length)
@@ -211,8 +208,7 @@ def _attention(
 def _whole_in_blocks(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, asked: dict[str, Any]
 ) -> bool:
-    """Return whether sequences without packed rows are trained faster in blocks, and ``sdpa`` would compute plain
-    causal attention."""
+    """Return whether unpacked sequences train faster in blocks, and ``sdpa`` would compute plain causal attention."""
     causal = asked.get("is_causal")
     return (
         not torch.compiler.is_compiling()  # the number of threads is not known to a compiled graph

@@ -1,9 +1,8 @@
 """Apply mixed precision: forward passes run in a lower dtype than trained weights, their gradients and optimizer state.
 
 Trained weights have the plan's ``param_dtype`` (float32), frozen ones its ``dtype``. Where the two differ, forward
-passes run under ``torch.autocast``, as in the usual mixed-precision recipe (Micikevicius et al. 2018, with bfloat16 and
-without loss scaling). Strategies that gather weights for a forward pass gather them in the compute dtype
-(`compute_dtype`).
+passes run under ``torch.autocast``, as in the usual recipe (Micikevicius et al. 2018, with bfloat16 and without loss
+scaling). Strategies that gather weights for a forward pass gather them in the compute dtype (`compute_dtype`).
 """
 
 from __future__ import annotations
@@ -45,13 +44,10 @@ def cast_trained_weights(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def use_autocast(model: nn.Module, dtype: torch.dtype, device: torch.device) -> bool:
-    """Run the model's forward passes under autocast if it trains weights of another dtype than `dtype`.
+    """Run forward passes under autocast if the model trains weights of another dtype than `dtype`; return if so.
 
     Adapters on a frozen base are not changed: PEFT computes them in their own dtype. Routers of experts and the
     residual stream behind a trained embedding stay in float32.
-
-    Returns:
-        Whether autocast is used.
     """
     if not any(p.dtype != dtype and ".lora_" not in n for n, p in model.named_parameters() if p.requires_grad):
         return False
@@ -108,8 +104,7 @@ def _with_cast(module: Any, names: list[str], dtype: torch.dtype) -> Callable[..
 
 
 def _layer_norm(module: nn.LayerNorm, hidden: torch.Tensor) -> torch.Tensor:
-    """Apply a frozen layer norm to a float32 residual stream in float32, as autocast does on GPUs; on CPUs the dtypes
-    must agree."""
+    """Apply a frozen layer norm to a float32 residual stream in float32, as GPU autocast does; CPUs need one dtype."""
     weight, bias = (p if p is None else p.to(hidden.dtype) for p in (module.weight, module.bias))
     return F.layer_norm(hidden, module.normalized_shape, weight, bias, module.eps)
 

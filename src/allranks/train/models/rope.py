@@ -37,8 +37,7 @@ def _depends(kind: Any) -> bool:
 
 
 def row_lengths(position_ids: torch.Tensor) -> torch.Tensor:
-    """Return for each token of (..., L) the largest position of its row and 1; a row begins where positions do not
-    continue."""
+    """Return for each token of (..., L) its row's largest position plus 1; rows begin where positions do not go on."""
     rows = (position_ids.diff(prepend=position_ids[..., :1] - 1) != 1).cumsum(-1)
     return torch.zeros_like(position_ids).scatter_reduce_(-1, rows, position_ids, "amax").gather(-1, rows) + 1
 

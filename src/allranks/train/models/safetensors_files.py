@@ -1,10 +1,9 @@
 """Write safetensors files from tensors in host memory without copying them, and read them again once to verify them.
 
 ``safetensors.torch.save_file`` first copies every tensor into a Python object; here the kernel copies it from where it
-is. What is written is hashed on the way (XXH3 with 128 bits, as fast as memory is read), so that the file can be
-compared later, when training has changed the memory. The SHA-256 for the manifest is computed from the reading that is
-compared. What is read usually comes from the page cache; damage on the disk is found when the SHA-256 is compared
-before a resume.
+is. What is written is hashed on the way (128-bit XXH3, as fast as memory is read), so that the file can be compared
+later, when training has changed the memory. The manifest's SHA-256 is computed from the reading that is compared. What
+is read usually comes from the page cache; disk damage is found when the SHA-256 is compared before a resume.
 """
 
 from __future__ import annotations

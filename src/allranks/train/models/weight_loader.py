@@ -45,8 +45,7 @@ from allranks.train.sync_proof import MODULUS, TensorSums, add_checksums, checks
 def unmaterialized_parameter(
     shape: torch.Size, dtype: torch.dtype, device: torch.device, origin: str, trained: bool
 ) -> nn.Parameter:
-    """Return a parameter without storage that will receive the weights of `origin`; deep copies of it behave the
-    same."""
+    """Return a parameter without storage that will receive the weights of `origin`; deep copies behave alike."""
     parameter = nn.Parameter(torch.zeros((), dtype=dtype, device=device).expand(shape), requires_grad=trained)
     parameter.origin = origin  # type: ignore[attr-defined]
     parameter.__deepcopy__ = partial(_copy, parameter)  # type: ignore[attr-defined] - otherwise a copy would allocate the full size
@@ -181,8 +180,7 @@ def _reader_is_busy(world: DistContext, *, busy: bool = False) -> bool:
 
 
 def raise_on_all_ranks(world: DistContext, problem: BaseException | None, result: Any = None) -> Any:
-    """Return the reader's result on all ranks, or raise its exception on all. Collective; only the reader's arguments
-    count."""
+    """Return the reader's result on all ranks, or raise its exception there. Collective; only its arguments count."""
     if world.rank != READER:
         problem = None
     elif problem is not None and not isinstance(problem, AllranksError):
@@ -214,8 +212,7 @@ class TransferChecksums:
         self._copies: dict[str, int] = {}
 
     def send(self, name: str, part: torch.Tensor, start: int = 0) -> None:
-        """Add data that was read: elements of the flattened parameter from index `start`. All ranks together read it
-        once."""
+        """Add data read: elements of the flattened parameter from `start` on. All ranks together read it once."""
         self._sent[name] = add_checksums(self._sent.get(name, NO_SUMS), checksums(part, start))
 
     def keep(self, name: str, part: torch.Tensor, start: int = 0, copies: int = 1) -> None:

@@ -317,8 +317,7 @@ def agree(world: DistContext, known: WeightFiles) -> tuple[str, int]:
     """Compare the files that this rank sees with those that rank 0 has described. Collective.
 
     Returns:
-        Why not all ranks see the same files, empty if they do; and the number of ranks on rank 0's node, which are the
-        first ones.
+        Why ranks see different files, empty if they do not; and the number of ranks, the first ones, on rank 0's node.
     """
     mine = next((reason for facts in known.facts.values() if (reason := difference(facts))), "")
     every: list[tuple[str, str]] = [("", "")] * world.size
