@@ -50,8 +50,7 @@ class TokenTask:
         return load_model(world, self._spec.model, data.tokenizer, dtype=dtype, labels=labels, seed=seed, built=built)
 
     def loss_model(self, model: nn.Module) -> Any:
-        """Return the model, which is on its device, with its loss: forward(batch) gives the sum over trained tokens, a
-        float32 scalar."""
+        """Return the model, on its device, with its loss: forward(batch) sums over trained tokens (float32 scalar)."""
         assert self._spec.model is not None
         loss_model = LossModel(model, classifier=self.classifier)
         coefficient, loss_model.routers = router_coefficient(model, self._spec.model.router_aux_loss)

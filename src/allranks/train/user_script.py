@@ -1,5 +1,4 @@
-"""Run the user's own torchrun program (``script: {path, args}`` or ``{module, args}``) as the main program of a
-rank."""
+"""Run the user's own torchrun program (``script: {path, args}`` or ``{module, args}``) as a rank's main program."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ def run_user_script(run: RunDir, script: ScriptSpec, attempt: int) -> int:
 
 
 def _run_as_main(script: ScriptSpec, arguments: list[str]) -> None:
-    """Execute the program as the module ``__main__``, which it stays: threads and exit handlers that run later still
-    find it."""
+    """Execute the program as module ``__main__``, which it stays, for threads and exit handlers that run later."""
     path = Path(script.path).expanduser().absolute() if script.path is not None else None
     if script.workdir is not None:
         try:
@@ -96,8 +94,7 @@ def _code_of_module(name: str) -> tuple[ModuleSpec, CodeType, str]:
 
 
 def _close_files(own: int) -> None:
-    """Close the files that the program has left open, as Python does when it clears its modules: rank processes end
-    without that."""
+    """Close files that the program left open, as Python does when it clears modules: ranks end without that."""
     if os.getpid() != own:
         return
     # `isinstance` would ask objects for their class: some warn or import modules on any attribute access.

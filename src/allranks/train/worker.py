@@ -47,8 +47,7 @@ class StepCallbacks:
         self.ended_early = False
 
     def before(self, first_step: int) -> None:
-        """Evaluate before the first step of a new run, if the spec asks for it. Continue the count of
-        ``eval.patience``."""
+        """Evaluate before the first step of a new run, if the spec asks. Continue the count of ``eval.patience``."""
         if first_step == 0 and (self._spec.baseline or self._total == 0):
             self._evaluate(0)
         if first_step and self._spec.patience is not None:

@@ -69,6 +69,5 @@ _BY_KEY = {_key(name): rule for rule, names in _NAMES for name in names.split()}
 
 
 def size_rule(operation: str) -> SizeRule | None:
-    """Return the rule of an operation, such as ``nccl:_all_gather_base`` or ``ALLTOALL_BASE``; None for an unknown
-    one."""
+    """Return the rule of an operation like ``nccl:_all_gather_base`` or ``ALLTOALL_BASE``; None for an unknown one."""
     return _BY_KEY.get(_key(operation))

@@ -18,8 +18,7 @@ _MAGIC = {"gz": b"\x1f\x8b", "bz2": b"BZh", "xz": b"\xfd7zXZ\x00"}
 
 
 def decompressed(raw: BinaryIO) -> BinaryIO:
-    """Return the content of an open file: of a compressed one a `DecompressedFile` with the limits of `BoundedReader`,
-    else itself."""
+    """Return a compressed file's content as `DecompressedFile` with `BoundedReader`'s limits, else the file itself."""
     head = raw.read(8)
     raw.seek(0)
     kind = next((kind for kind, magic in _MAGIC.items() if head.startswith(magic)), None)

@@ -42,8 +42,7 @@ _WRONG_PATH = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EN
 
 
 def describe_os_error(error: OSError) -> str:
-    """Return one paragraph for an OSError: the file, the system's message, the owner if permissions are missing, what
-    to do."""
+    """Return a paragraph on an OSError: file, system's message, owner if permissions are missing, and what to do."""
     files = [os.fsdecode(f) for f in (error.filename, error.filename2) if isinstance(f, (str, bytes))]
     where = f"{' -> '.join(files)}: " if files else ""
     said = error.strerror or str(error) or type(error).__name__
@@ -73,8 +72,7 @@ def write_error(path: Path, error: OSError, option: str) -> AllranksError:
 
 
 def low_space_text(folder: Path) -> str:
-    """Return ``N MiB are free in FOLDER`` if so little is free that a failure there may be due to it, else an empty
-    text."""
+    """Return ``N MiB are free in FOLDER`` if so little is free that a failure may be due to it, else an empty text."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError:
@@ -150,8 +148,7 @@ def cache_root(given: str | None) -> Path:
 
 
 def hub_cache(given: str | None = None) -> Path:
-    """Return the folder of hub models; `given` is ``cluster.cache``, which takes precedence over the environment, as on
-    the ranks."""
+    """Return the folder of hub models; `given` is ``cluster.cache``, which overrides the environment, as on ranks."""
     if given:
         return cache_root(given) / "hub"
     return _expanded(Path(os.environ.get("HF_HUB_CACHE") or hf_home() / "hub"))

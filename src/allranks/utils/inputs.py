@@ -2,8 +2,7 @@
 
 Opening a named pipe blocks until a process writes to it, and a device such as ``/dev/zero`` never ends. A run folder, a
 log folder or a cache may belong to another user, so every reader of such a file uses this module. All refusals are
-subclasses of `OSError` with a ``strerror`` that says what is wrong, so code that handles unreadable files handles them
-too.
+`OSError` subclasses whose ``strerror`` says what is wrong, so code that handles unreadable files handles them too.
 """
 
 from __future__ import annotations
@@ -112,10 +111,7 @@ class Appended(NamedTuple):
 
 
 def read_appended(path: str | Path, offset: int, limit: int | None = None) -> Appended:
-    """Return the content of a growing file from an offset on.
-
-    Args:
-        limit: return no more than this number of bytes, the newest ones.
+    """Return the content of a growing file from an offset on, no more than the newest `limit` bytes.
 
     Raises:
         OSError: as `open_regular`.

@@ -29,8 +29,7 @@ NS = 1e-9
 BUSY_THREAD_SHARE = 0.1
 """Share of the time that a thread must have run or waited for a core to count as busy."""
 OVERLOADED = 0.1
-"""Share of the ranks' CPU time that must have been taken for a measurement to count as disturbed. Agent and command of
-a run take some, too."""
+"""Taken share of ranks' CPU time from which a measurement is disturbed; a run's agent and command take some, too."""
 COMPETING = 0.2
 """Share of the ranks' CPU time that they wait for each other from which it is reported."""
 CLOCK_ERROR_S = 0.02
@@ -42,8 +41,7 @@ class CpuUse(msgspec.Struct, frozen=True, kw_only=True):
     """CPU time during some seconds, in seconds: of this process, and of all processes on the cores that it may use.
 
     ``queued_s`` is the time in which threads of this process could run but had no core (run-queue wait), summed over
-    threads, and ``queued_main_s`` the same for the main thread. ``machine_s`` and ``steal_s`` are of the cores in
-    ``cores``.
+    threads, and ``queued_main_s`` the same for the main thread. ``machine_s`` and ``steal_s`` are of ``cores``.
     """
 
     seconds: float
@@ -196,12 +194,10 @@ def _throttled() -> float | None:
 
 
 class MachineLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened to the CPU time of the ranks on one host. Shares are relative to the CPU time that the ranks
-    requested.
+    """What happened to the CPU time of ranks on one host. Shares are relative to the CPU time that ranks requested.
 
-    ``taken_share`` is None if it is not known. ``others_cores`` and ``steal_cores`` are means over the time: 2.0 means
-    that other processes, or the hypervisor, used two cores all the time. ``competing_share`` is what the ranks took
-    from each other.
+    ``taken_share`` is None if unknown. ``others_cores`` and ``steal_cores`` are means over the time: at 2.0, other
+    processes, or the hypervisor, used two cores all the time. ``competing_share`` is what ranks took from each other.
     """
 
     host: str
@@ -325,9 +321,8 @@ class LinkCounters(msgspec.Struct, frozen=True, kw_only=True):
     """Counters of all connections to one address since they were opened.
 
     ``segments`` and ``resent`` count segments with data that were sent, and sent again. ``acked_bytes`` arrived.
-    ``busy_s`` is the time in which data was on its way, ``receiver_s`` the part of it in which the receiver's window
-    was full: the receiver did not read. ``rtt_s`` is the largest smoothed round-trip time, ``min_rtt_s`` the smallest
-    one ever seen.
+    ``busy_s`` is the time in which data was on its way, ``receiver_s`` the part in which the receiver's window was
+    full: the receiver did not read. ``rtt_s`` is the largest smoothed round-trip time, ``min_rtt_s`` the smallest ever.
     """
 
     peer: str
@@ -342,8 +337,7 @@ class LinkCounters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_tcp_info(peer: str, data: bytes) -> LinkCounters | None:
-    """Return the counters of one connection from a struct tcp_info (linux/tcp.h); None if the kernel (before 4.10)
-    reports fewer fields."""
+    """Return a connection's counters from a struct tcp_info (linux/tcp.h); None if a kernel before 4.10 lacks some."""
     if len(data) < 192:
         return None
     (rtt_us,) = struct.unpack_from("=I", data, 68)

@@ -20,11 +20,9 @@ MIG = " MIG "
 """Part of the name of a MIG instance, as torch shows it: ``NVIDIA A100-SXM4-40GB MIG 3g.20gb``."""
 KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 AMD_FILTERS = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-"""Variables that hide AMD GPUs. The second and the third number those that the first leaves; the third counts without
-the second only."""
+"""Variables that hide AMD GPUs. The last two number what the first leaves; the third counts only without the second."""
 RARELY = 100_000
-"""Container objects that a short process allocates between two collections of the youngest generation (default of
-Python: 700)."""
+"""Container objects that a short process allocates between two youngest-generation collections (Python: 700)."""
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,8 +45,7 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     partition: str | None = None
     """The partition of `partition_gpus`, if a variable of sbatch names it instead of the spec."""
     partition_gpus: int | None = None
-    """GPUs of each node of the spec's partition, for ``launcher: slurm``; None if Slurm was not queried or did not
-    report it."""
+    """GPUs per node of the spec's partition, for ``launcher: slurm``; None if Slurm was not queried or did not say."""
     c_compiler: bool | None = None
     """Whether this machine has a C compiler, which torch.compile needs; None if nobody looked."""
 
@@ -83,8 +80,7 @@ def cpu_model() -> str:
 
 
 def visible_gpus() -> list[Gpu]:
-    """Return the GPUs that the environment allows, from the driver of NVIDIA, else from that of AMD; none without a
-    driver."""
+    """Return the GPUs that the environment allows, from NVIDIA's driver, else from AMD's; none without a driver."""
     return _nvidia_gpus() or amd_gpus()
 
 
@@ -203,8 +199,7 @@ def machine_facts() -> MachineFacts:
 
 
 def oom_kills() -> int | None:
-    """Return how many processes the kernel has ended for lack of memory since it started, in any cgroup; None if it
-    does not say."""
+    """Return how many processes the kernel ended for lack of memory since its start, in any cgroup; None if unknown."""
     try:
         text = Path("/proc/vmstat").read_text()
     except OSError:

@@ -279,8 +279,7 @@ def _whole() -> re.Pattern[str]:
 
 
 def whole_tokens(text: str) -> Iterator[re.Match[str]]:
-    """Yield what has the full published form of a token. Shorter beginnings, which `redact_forms` masks, too, are not
-    among them."""
+    """Yield what has a token's full published form, without the shorter beginnings that `redact_forms` masks, too."""
     return _whole().finditer(text)
 
 

@@ -25,8 +25,7 @@ ITEM_BYTES = {
 
 
 class StoredTensor(msgspec.Struct, frozen=True, kw_only=True):
-    """A tensor in a file. ``dtype`` is the format's name (F32, BF16, ...), ``offset`` the place of its first byte in
-    the file."""
+    """A tensor in a file. ``dtype``: the format's name (F32, BF16, ...); ``offset``: of its first byte in the file."""
 
     file: Path
     dtype: str

@@ -1,5 +1,4 @@
-"""Format values as text, numbers with their units; make text from files safe for terminals, pages and CSV files;
-suggest the nearest name. Pure."""
+"""Format values with units as text; make file text safe for terminals, pages, CSV; suggest the nearest name. Pure."""
 
 from __future__ import annotations
 
@@ -281,8 +280,7 @@ def printable(text: str, *, styled: bool = False) -> str:
 
 
 def wrapped(text: str, width: int) -> str:
-    """Return text whose lines are broken between words to fit the width, with their indentation; longer words stay
-    whole."""
+    """Return text with lines broken between words to fit the width, with their indentation; longer words stay whole."""
     import textwrap  # only for a terminal
 
     lines = []
@@ -301,8 +299,7 @@ def wrapped(text: str, width: int) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return text whose control and invisible characters are written out, such as ``\\x1b``; tabs and line feeds
-    stay."""
+    """Return text with control and invisible characters written out, such as ``\\x1b``; tabs and line feeds stay."""
     return _compiled(_CONTROL_OR_RETURN).sub(lambda match: _escape(match.group()), text)
 
 
@@ -367,8 +364,7 @@ def suggest(*names: str) -> str:
 
 
 def nearest_file_hint(path: Path) -> str:
-    """Return ``; did you mean job.sh?`` if the folder of a missing file has one of a similar name; else an empty
-    text."""
+    """Return ``; did you mean job.sh?`` if a missing file's folder has one of a similar name; else an empty text."""
     try:
         names = [entry.name for entry in path.parent.iterdir()]
     except (OSError, ValueError):

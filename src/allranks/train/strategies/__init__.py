@@ -1,5 +1,4 @@
-"""Build the implementation of a strategy. A new strategy is a class in a file next to this one and a line in the
-registry."""
+"""Build the implementation of a strategy. A new one is a class in a file next to this and a line in the registry."""
 
 from __future__ import annotations
 

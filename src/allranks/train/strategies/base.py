@@ -120,8 +120,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
-        """Return full weights by name in the module given to `setup`, on the CPU of rank 0; ``{}`` on other ranks.
-        Collective."""
+        """Return full weights by name in `setup`'s module, on the CPU of rank 0; ``{}`` on other ranks. Collective."""
 
     @abstractmethod
     def weight_shards(self) -> list[TensorShard]:
@@ -167,8 +166,7 @@ class LoopStrategy(Strategy):
         """
 
     def warm_up(self, batch: Any, *, resumed: bool) -> None:
-        """Run a forward and backward pass with loss 0 if `warmup` says so, for libraries that record the order of
-        gradients."""
+        """Run a forward and backward pass with loss 0 if `warmup` says so, for libraries that record gradient order."""
         if self.warmup == "never" or (self.warmup == "after_resume" and not resumed):
             return
         state = distributed.rng_state()
@@ -184,8 +182,7 @@ def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def has_weight_decay(name: str, parameter: torch.Tensor) -> bool:
-    """Return whether AdamW decays a parameter: a matrix that is no bias (of experts, two-dimensional) and no scale of a
-    norm."""
+    """Return whether AdamW decays a parameter: a matrix, no bias (of experts, two-dimensional) and no norm's scale."""
     parts = name.split(".")
     return parameter.ndim >= 2 and not parts[-1].endswith("bias") and not any(p.endswith("norm") for p in parts[:-1])
 
@@ -281,8 +278,7 @@ def replicated_weights(model: nn.Module, trained_only: bool) -> dict[str, torch.
 
 
 def forward_entry_points(model: nn.Module) -> list[nn.Module]:
-    """Return modules at which a forward pass may start: the loss, the model, and the base model that generation
-    calls."""
+    """Return modules where a forward pass may start: the loss, the model, and the base model that generation calls."""
     inner = getattr(model, "model", model)
     base = inner.get_base_model() if hasattr(inner, "get_base_model") else inner  # type: ignore[operator]
     return list(dict.fromkeys([model, inner, base]))
@@ -341,8 +337,7 @@ class Replicated(ReplicatedWeights, LoopStrategy):
 
 
 def host_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy in host memory. From a GPU it is pinned and asynchronous: call `wait_for_host_copies` before it is
-    read."""
+    """Return a host copy. From a GPU it is pinned and asynchronous: call `wait_for_host_copies` before it is read."""
     made = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
     return made.copy_(tensor, non_blocking=True)
 

@@ -37,9 +37,8 @@ backward as soon as a bucket is full: T g bytes per step. Memory per rank: 4P + 
 instead of a fixed order.
 
 ``pytorch_zero1``: with ZeroRedundancyOptimizer: DDP's all-reduces in the last backward (T g bytes), then one broadcast
-per parameter from the rank that has updated it (T g bytes). Memory per rank: 4P + 4T + about 8T/W bytes: full
-parameters are assigned to ranks, so that parts differ in size. Predecessor (``pytorch_ddp``): every rank keeps the same
-moments.
+per parameter from the rank that updated it (T g bytes). Memory per rank: 4P + 4T + about 8T/W bytes: full parameters
+are assigned to ranks, so parts differ in size. Predecessor (``pytorch_ddp``): every rank keeps the same moments.
 """
 
 from __future__ import annotations

@@ -84,8 +84,7 @@ def shard_routers_separately(
 
 
 def require_own_weights(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
-    """Raise `SpecError` for weights shared between a block and a module outside of it: `fully_shard` would replace the
-    weight in one of them only and so untie it."""
+    """Raise `SpecError` for weights shared between a block and a module outside: `fully_shard` would untie them."""
     paths = {module: name for name, module in model.named_modules()}
     inside = [f"{paths[block]}." for block in blocks]
     home: dict[nn.Parameter, str] = {}
@@ -99,8 +98,7 @@ def require_own_weights(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
 
 
 def zero_missing_gradients(unit: nn.Module) -> None:
-    """Give every parameter of a unit a gradient, zeros if necessary, because all FSDP2 ranks must reduce the same
-    ones."""
+    """Give every parameter of a unit a gradient, zeros if necessary: all FSDP2 ranks must reduce the same ones."""
 
     def add_nothing(module: nn.Module, args: Any, output: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -134,16 +132,14 @@ def shard_of(key: str, parameter: nn.Parameter, local: torch.Tensor) -> TensorSh
 
 
 def padded_bytes(parameter: nn.Parameter, world: int, dtype: torch.dtype | None = None) -> int:
-    """Return the bytes of a parameter that is communicated in `dtype` (None: its own), with the rows of every rank
-    padded to the largest chunk."""
+    """Return a parameter's bytes communicated in `dtype` (None: its own), all ranks padded to the largest chunk."""
     rows = parameter.shape[0] if parameter.ndim else 1
     rest = parameter.numel() // max(rows, 1)
     return -(-rows // world) * world * rest * (dtype or parameter.dtype).itemsize
 
 
 def _mixed_precision(compute: torch.dtype | None) -> MixedPrecisionPolicy:
-    """Gather weights in `compute`, reduce gradients in float32; inputs keep their dtype, because autocast casts
-    them."""
+    """Gather weights in `compute`, reduce gradients in float32; inputs keep their dtype: autocast casts them."""
     if compute is None:
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -316,8 +312,7 @@ class FSDP2(LoopStrategy):
         return norm
 
     def _with_updated(self) -> list[tuple[torch.Tensor, nn.Parameter]]:
-        """Return this rank's shard of each weight and what the optimizer updates, which is another tensor with
-        ``offload: optimizer``."""
+        """Return this rank's shard of each weight and the tensor updated, another with ``offload: optimizer``."""
         return [(local_of(p.data), local) for (_, p), (_, local) in zip(self._named, self._local, strict=True)]
 
     def finish_loading(self) -> None:
@@ -378,8 +373,7 @@ class FSDP2(LoopStrategy):
         return [*own, *whole_states(self._kept, self.optimizer, everywhere=True)]
 
     def _whole(self, local: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-        """Gather a tensor that is sharded like this parameter; host shards are copied through the device.
-        Collective."""
+        """Gather a tensor sharded like this parameter; host shards are copied through the device. Collective."""
         like = cast(DTensor, parameter.data)
         part = local.to(self._device)
         made = DTensor.from_local(

@@ -1,5 +1,4 @@
-"""Synchronise gradients in backward: equal initial weights, collectives in one order on all ranks, bucketed
-all-reduce."""
+"""Synchronise gradients in backward: equal initial weights, one collective order on all ranks, bucketed all-reduce."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ def all_gather(whole: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup)
 
 
 def require_same_order(named: Sequence[tuple[str, nn.Parameter]], group: dist.ProcessGroup) -> None:
-    """Raise `ProofFailed` on every rank unless all ranks reduce the same parameters in the same order: gradients would
-    be silently corrupted."""
+    """Raise `ProofFailed` on all ranks unless they reduce the same parameters in one order (else silent corruption)."""
     digest = hashlib.sha256(repr([(n, tuple(p.shape), str(p.dtype)) for n, p in named]).encode()).digest()
     device = named[0][1].device if named else torch.device("cpu")
     mine = torch.tensor(list(digest), dtype=torch.uint8, device=device)

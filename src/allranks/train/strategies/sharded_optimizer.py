@@ -44,8 +44,7 @@ Named = tuple[str, nn.Parameter]
 class FlatParameter:
     """Parameters of one dtype and device in one flat tensor.
 
-    ``whole`` (W n elements) holds the weights, and the parameters are views of it; this rank owns ``whole[low:high]``
-    (n elements).
+    ``whole`` (W n elements) holds the weights, parameters are views of it; this rank owns ``whole[low:high]`` (n).
     """
 
     def __init__(self, named: Sequence[Named], group: dist.ProcessGroup) -> None:
@@ -88,8 +87,7 @@ class FlatParameter:
         return self.whole[self.low : self.high]
 
     def cut(self, part: torch.Tensor) -> list[torch.Tensor]:
-        """Split a part into what has weight decay as (1, k) and the rest as (n-k,), by which the optimizer tells them
-        apart."""
+        """Split a part into decayed elements (1, k) and the rest (n-k,), which the optimizer tells apart by shape."""
         border = min(max(self._decayed - self.low, 0), self.part)
         return [p for p in (part[:border].view(1, -1), part[border:]) if p.numel()]
 
@@ -106,8 +104,7 @@ class FlatParameter:
             piece.grad = host_copy(gradient) if self._on_host else gradient
 
     def give_weights(self) -> None:
-        """Copy weights that were loaded to pieces on the host. Otherwise these have the weights, because they are
-        updated there."""
+        """Copy loaded weights to pieces on the host, which otherwise have them, because they are updated there."""
         if self._on_host:
             for piece, own in zip(self.pieces, self.cut(self._own), strict=True):
                 piece.data.copy_(own, non_blocking=True)

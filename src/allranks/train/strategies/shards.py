@@ -170,16 +170,14 @@ def shard_file(rank: int) -> str:
 
 
 def write_parts(parts: Sequence[TensorShard], path: Path) -> bytes:
-    """Write parts to one file that ``HuggingFaceStorageReader`` reads: its header has the offset of each part. Return
-    the file's hash."""
+    """Write parts to one ``HuggingFaceStorageReader`` file, whose header has each part's offset; return its hash."""
     where = {part.key: {"saved_offsets": [part.offset]} for part in parts}
     metadata = {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(where)}
     return write_safetensors(path, {part.key: part.tensor.detach().cpu() for part in parts}, metadata)
 
 
 def require_whole_tensors(parts: Iterable[tuple[str, int, int, int]]) -> None:
-    """Raise `CheckpointError` unless parts (key, offset, elements, elements of the full tensor) cover each tensor
-    exactly once."""
+    """Raise `CheckpointError` unless parts (key, offset, elements, tensor elements) cover each tensor exactly once."""
     by_key: dict[str, list[tuple[int, int, int]]] = {}
     for key, *part in parts:
         by_key.setdefault(key, []).append((part[0], part[1], part[2]))
