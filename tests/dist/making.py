@@ -296,7 +296,8 @@ def train_with(
         every = [torch.zeros_like(mine) for _ in range(world.size)]
         dist.all_gather(every, mine)
         spread = max(float((t - mine).abs().max()) for t in every)
-        limits = {str(g._get_backend(world.device).options._timeout) for g in (world.group, strategy._shard_group)}
+        groups = (world.group, getattr(strategy, "_shard_group", world.group))
+        limits = {str(g._get_backend(world.device).options._timeout) for g in groups}
         assert len(limits) == 1, f"timeouts of the groups differ: {limits}"
     return whole, spread, norms, sorted(routers), losses
 
