@@ -204,7 +204,7 @@ def test_a_taken_fixed_port_is_refused_by_the_agent_of_node_0(tmp_path: Path) ->
             agent.hub.close()  # as the driver does before it asks for the result
             assert words in agent.supervisor.result().refused
             assert words in read_json(next(agent.run.logs_of(1).glob("*.exit.json")))["refused"]
-            assert agent.supervisor.ordered_end, "the other nodes are told"
+            assert agent.supervisor.orders.end, "the other nodes are told"
             assert not agent.run.rank_logs(1)
         finally:
             agent.close()

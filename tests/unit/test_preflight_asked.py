@@ -14,7 +14,8 @@ from allranks.nodes.preflight.runner import exclude_nodes, failure_lines, requir
 from allranks.nodes.records import Check, PreflightReport
 from allranks.nodes.slurm.allocations import refusal
 from allranks.nodes.slurm.allocations import test_only as ask_sbatch
-from allranks.nodes.slurm.commands import Slurm, SubmissionRefused
+from allranks.nodes.slurm.answers import parse_partition_limits
+from allranks.nodes.slurm.commands import Slurm, SubmissionRefused, over_limits
 from allranks.spec import RunSpec, parse_spec
 from tests.unit.test_plan import facts
 
@@ -97,6 +98,23 @@ def test_what_sbatch_refuses_is_told_with_key_and_value(tmp_path: Path, words: s
         slurm.submit(tmp_path / "job.sbatch")
     text = str(refusal(slurm, cluster, str(refused.value)))
     assert text.startswith(said) and words in text and "sbatch: error" not in text
+
+
+def test_limits_that_sbatch_ignores_are_told_too() -> None:
+    text = "main*|infinite|1-infinite\nshort|10:00|1-2\nlong|1-00:00:00|1-infinite\n"
+    limits = parse_partition_limits(text)
+    for sets, keys in (
+        (("cluster.slurm.partition=short", "cluster.slurm.time='00:10:01'"), ["time"]),
+        (("cluster.slurm.partition=short", "cluster.slurm.time='11'"), ["time"]),
+        (("cluster.slurm.partition=short", "cluster.slurm.time='10'", "cluster.nodes=3"), ["nodes"]),
+        (("cluster.slurm.partition='short,long'", "cluster.slurm.time='02:00:00'"), []),
+        (("cluster.slurm.partition=short", "cluster.slurm.time='11'", "cluster.slurm.qos=any"), []),
+        (("cluster.slurm.time=9-0", "cluster.nodes=400"), []),
+        (("cluster.slurm.partition=unknown", "cluster.slurm.time=9-0"), []),
+    ):
+        cluster = spec_of("cluster.launcher=slurm", *sets).cluster
+        assert over_limits(cluster, limits, None) == keys, sets
+    assert over_limits(spec_of("cluster.slurm.time='11'").cluster, limits, "short") == ["time"]
 
 
 SINFO = (

@@ -168,13 +168,25 @@ def package(name: str) -> dict[str, str | None]:
 
 
 def has_module(name: str) -> bool:
+<<<<<<< HEAD
     """Return whether a package is found, without import, outside this process's folder: ranks have the program's."""
+=======
+    """Return whether a package can be found, without importing it; a folder without ``__init__.py`` must hold something.
+
+    The process's own folder does not count, unless PYTHONPATH has it: the ranks have the program's there.
+    """
+    given = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]  # noqa: PTH100
+>>>>>>> dce8d9e4 (Refuse what a partition does not allow, and empty packages, again)
     kept = list(sys.path)
     try:
-        if kept and kept[0] in ("", os.getcwd()):  # noqa: PTH109 - Python 3.8 runs this too
+        own = os.getcwd()  # noqa: PTH109 - Python 3.8 runs this too
+        if kept and kept[0] in ("", own) and own not in given:
             del sys.path[0]
-        return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError, AttributeError):
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is not None:
+            return spec is not None
+        return any(os.listdir(place) for place in spec.submodule_search_locations or [] if os.path.isdir(place))  # noqa: PTH112, PTH208
+    except (ImportError, ValueError, AttributeError, OSError):
         return False
     finally:
         sys.path[:] = kept

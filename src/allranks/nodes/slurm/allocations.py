@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import msgspec
 
 from allranks.errors import EnvironmentNotAble, SpecError
-from allranks.nodes.slurm.commands import CONTACT, Slurm, clean_words, refusal_text, suspects
+from allranks.nodes.slurm.commands import CONTACT, Slurm, clean_words, over_limits, refusal_text, suspects
 from allranks.nodes.slurm.srun import wait_or_end
 from allranks.planning.slurm_request import partition_requested
 from allranks.spec.records import ClusterSpec
@@ -93,6 +93,9 @@ def test_only(slurm: Slurm, cluster: ClusterSpec) -> str:
     done = _ask(slurm, cluster)
     if done.returncode:
         raise refusal(slurm, cluster, clean_words(done.stderr))
+    if keys := over_limits(cluster, slurm.partition_limits(), os.environ.get("SBATCH_PARTITION")):
+        words = "the partition does not allow it; sbatch would accept the job, which would then wait forever"
+        raise SpecError(refusal_text(words, cluster, keys))
     return clean_words(done.stderr)
 
 

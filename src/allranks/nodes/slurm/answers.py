@@ -106,6 +106,16 @@ class PartitionGres(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int
 
 
+class PartitionLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """A partition's largest job. None: no limit."""
+
+    partition: str
+    default: bool
+    time_s: int | None
+    time: str
+    nodes: int | None
+
+
 class NoAnswer(msgspec.Struct, frozen=True):
     """Slurm did not answer, or its answer cannot be parsed. This says nothing about the job."""
 
@@ -205,6 +215,22 @@ def parse_partitions(text: str) -> list[PartitionGres]:
     return [
         PartitionGres(partition=row[0].rstrip("*"), default=row[0].endswith("*"), gpus=gpu_count(row[1]))
         for row in rows
+    ]
+
+
+def parse_partition_limits(text: str) -> list[PartitionLimits]:
+    """Parse the output of ``sinfo --noheader --format=%P|%l|%s``: name, longest time, smallest and largest number of
+    nodes."""
+    rows = [line.strip().split("|") for line in text.splitlines() if line.count("|") == 2]
+    return [
+        PartitionLimits(
+            partition=name.rstrip("*"),
+            default=name.endswith("*"),
+            time_s=parse_time_limit(time),
+            time=time,
+            nodes=_integer(size.rpartition("-")[2]),
+        )
+        for name, time, size in rows
     ]
 
 

@@ -21,8 +21,9 @@ import msgspec
 
 from allranks.errors import EnvironmentNotAble, RequestError
 from allranks.nodes.slurm import answers
-from allranks.nodes.slurm.answers import JobInfo, ListedNode, NoAnswer, NodeInfo, PartitionGres
+from allranks.nodes.slurm.answers import JobInfo, ListedNode, NoAnswer, NodeInfo, PartitionGres, PartitionLimits
 from allranks.nodes.slurm.endpoints import find_endpoint
+from allranks.planning.slurm_request import parse_time_limit
 from allranks.spec.records import ClusterSpec
 
 CALL_TIMEOUT_S = 60.0
@@ -196,6 +197,11 @@ class Slurm:
         """Return the GPUs of each node of a partition (None: the default one); None if unknown."""
         return answers.partition_gpus(self.partitions(timeout_s=timeout_s), partition)
 
+    def partition_limits(self) -> list[PartitionLimits]:
+        """Return the largest job of each partition; none if Slurm does not answer."""
+        listed = self.output("sinfo", "--all", "--noheader", "--format=%P|%l|%s")
+        return answers.parse_partition_limits(listed or "")
+
     def output(self, *argv: str, timeout_s: float = TRY_TIMEOUT_S) -> str | None:
         """Return what a command prints; None if it is not installed, fails, or does not answer."""
         try:
@@ -335,6 +341,28 @@ def suspects(said: str, cluster: ClusterSpec) -> list[str]:
         if re.search(pattern, said, re.IGNORECASE):
             return [key for key in keys if _value(cluster, key)] or [keys[0]]
     return []
+
+
+def over_limits(cluster: ClusterSpec, limits: Sequence[PartitionLimits], default: str | None) -> list[str]:
+    """Return the keys that exceed the limits of every partition that may run the job.
+
+    Slurm accepts such a job unless its administrator set EnforcePartLimits. A QOS may lift the limits, so nothing is
+    reported if the spec has one.
+
+    Args:
+        default: the partition if the spec names none; None: Slurm's default.
+    """
+    slurm = cluster.slurm
+    names = (slurm.partition or default or "").split(",")
+    mine = [limit for limit in limits if limit.partition in names or (names == [""] and limit.default)]
+    if slurm.qos or not mine:
+        return []
+    asked_s = parse_time_limit(slurm.time) if slurm.time else None
+    checks = {
+        "time": lambda limit: asked_s is not None and limit.time_s is not None and asked_s > limit.time_s,
+        "nodes": lambda limit: limit.nodes is not None and cluster.nodes > limit.nodes,
+    }
+    return [key for key, exceeds in checks.items() if all(map(exceeds, mine))]
 
 
 def refusal_text(said: str, cluster: ClusterSpec, keys: Sequence[str], known: str = "") -> str:
