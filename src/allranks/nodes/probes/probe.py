@@ -168,15 +168,11 @@ def package(name: str) -> dict[str, str | None]:
 
 
 def has_module(name: str) -> bool:
-<<<<<<< HEAD
-    """Return whether a package is found, without import, outside this process's folder: ranks have the program's."""
-=======
     """Return whether a package can be found, without importing it; a folder without ``__init__.py`` must hold something.
 
     The process's own folder does not count, unless PYTHONPATH has it: the ranks have the program's there.
     """
     given = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]  # noqa: PTH100
->>>>>>> dce8d9e4 (Refuse what a partition does not allow, and empty packages, again)
     kept = list(sys.path)
     try:
         own = os.getcwd()  # noqa: PTH109 - Python 3.8 runs this too
