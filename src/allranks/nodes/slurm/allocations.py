@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import msgspec
 
 from allranks.errors import EnvironmentNotAble, SpecError
-from allranks.nodes.slurm.commands import CONTACT, Slurm, clean_words, over_limits, refusal_text, suspects
+from allranks.nodes.slurm.commands import CONTACT, Slurm, clean_words, over_limits, refusal_text, suspects, without
 from allranks.nodes.slurm.srun import wait_or_end
 from allranks.planning.slurm_request import partition_requested
 from allranks.spec.records import ClusterSpec
@@ -103,10 +103,18 @@ test_only.__test__ = False  # type: ignore[attr-defined]  # pytest takes it for 
 
 
 def refusal(slurm: Slurm, cluster: ClusterSpec, said: str) -> SpecError | EnvironmentNotAble:
-    """Return the error for a refusal of sbatch, with the keys of the spec that it may be about."""
+    """Return the error for a refusal of sbatch, with the key of the spec that it is about.
+
+    If several keys may be the cause, the request is repeated without each of them: the key without which Slurm accepts
+    the job is named.
+    """
     if CONTACT.search(said):
         return EnvironmentNotAble(f"Slurm ({slurm.label}) does not answer sbatch: {said}")
     keys = suspects(said, cluster)
+    if len(keys) > 1:
+        smaller = ((key, without(cluster, key)) for key in keys)
+        alone = next((key for key, rest in smaller if rest is not None and _ask(slurm, rest).returncode == 0), None)
+        keys = keys if alone is None else [alone]
     known = _known(slurm, keys[0] if len(keys) == 1 else None) or _not_usable(slurm, cluster, said)
     return SpecError(refusal_text(said, cluster, keys, known))
 

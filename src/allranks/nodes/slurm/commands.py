@@ -343,6 +343,14 @@ def suspects(said: str, cluster: ClusterSpec) -> list[str]:
     return []
 
 
+def without(cluster: ClusterSpec, key: str) -> ClusterSpec | None:
+    """Return the request without one key, to ask Slurm again; None if the key cannot be left out."""
+    if key == "nodes":
+        return None if cluster.nodes == 1 else msgspec.structs.replace(cluster, nodes=1)
+    empty = [] if key in ("exclude", "extra") else None
+    return msgspec.structs.replace(cluster, slurm=msgspec.structs.replace(cluster.slurm, **{key: empty}))
+
+
 def over_limits(cluster: ClusterSpec, limits: Sequence[PartitionLimits], default: str | None) -> list[str]:
     """Return the keys that exceed the limits of every partition that may run the job.
 
