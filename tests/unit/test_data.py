@@ -59,7 +59,7 @@ def test_every_file_kind_gives_the_same_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("a.json", b"[1, 2]", "row 0"),
+        ("a.json", b"[1, 2]", "each an object"),
         ("a.json", b'{"a": 1', "line 1"),
         ("a.jsonl", b'{"a":1}\n{bad', "line 2"),
         ("a.csv", b"a,b\n1,2,3\n", "line 2"),

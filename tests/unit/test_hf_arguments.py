@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
 
-from allranks.errors import EnvironmentNotAble, SpecError
+from allranks.errors import SpecError
 from allranks.spec.records import TrainSpec
 from allranks.spec.strategies.hf_trainer import FREE, TrainerExpectations, complete_arguments
 
@@ -60,12 +59,3 @@ def test_names_are_those_of_training_arguments() -> None:
     known = set(transformers.TrainingArguments.__dataclass_fields__)
     assert set(FREE) <= known
     assert set(complete_arguments(None, asked(backend="gloo", train=TrainSpec(epochs=1.0)))) <= known
-
-
-def test_a_machine_without_accelerate_is_told_so_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    from allranks.train import strategies
-
-    monkeypatch.setitem(sys.modules, "accelerate", None)
-    monkeypatch.delitem(sys.modules, "allranks.train.engines.hf_trainer", raising=False)
-    with pytest.raises(EnvironmentNotAble, match=r"pip install 'allranks\[train\]'"):
-        strategies.create("hf_trainer", {})
