@@ -75,7 +75,7 @@ def test_every_host_with_an_agent_is_examined_and_the_one_without_is_named(box: 
         injected(box, "hide-folder", "n2", path=str(shared / "data")),
         injected(box, "wrong-clock", "n1", seconds="90"),
     ):
-        doctor = ByHand(box, shared, "doctor", spec, "--no-imports", "--json", "--wait-s", "4")
+        doctor = ByHand(box, shared, "doctor", spec, "--no-imports", "--json", "--wait-s", "10")
         doctor.start(3, "n1", "n2")
         code, out = doctor.result()
     document = json.loads(out)
@@ -123,7 +123,7 @@ def test_hosts_that_are_well_and_two_names_of_one_machine(box: Box, shared: Path
 def test_a_host_that_does_not_share_the_run_root_says_so(box: Box, shared: Path) -> None:
     spec = spec_of(shared, ["n1", "n2"])
     with injected(box, "hide-folder", "n2", path=str(shared)):
-        doctor = ByHand(box, shared, "doctor", spec, "--no-imports", "--json", "--wait-s", "4")
+        doctor = ByHand(box, shared, "doctor", spec, "--no-imports", "--json", "--wait-s", "10")
         until(lambda: doctor.said.read_text().count("  node ") == 2, limit_s=30)
         command = doctor.said.read_text().splitlines()[2].split(":  ", 1)[1]
         on_n2 = box.run(["bash", "-c", command], node="n2", cwd="/")
