@@ -408,8 +408,11 @@ class Agent:
                     most = more
                     record = {"node": self._node, "names": self._names, "interfaces": most}
                     write_node_json(self._run.connections(self._attempt, self._host), self._node, record)
-            except (psutil.Error, OSError) as error:  # a rank has ended between two looks, or the disk is full
-                logging.debug("the connections of %s: %s", self._host, error)
+            except psutil.Error:  # a rank has ended between two looks
+                continue
+            except OSError as error:
+                logging.warning("cannot record the connections of %s: %s", self._host, error)
+                return
 
     def _hang_watch(self) -> HangMonitor | None:
         """Return the hang monitor; comparisons are not monitored, because they pause between strategies."""

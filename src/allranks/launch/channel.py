@@ -52,7 +52,7 @@ from allranks.launch.monitor.records import NodeEvidence
 TICK_S = 0.1
 BACKLOG = 1024  # a whole cluster comes at once
 HANDSHAKE_S = 10.0
-MAX_UNAUTHENTICATED = 128  # connections that have not proved anything yet
+MAX_UNAUTHENTICATED = 128
 MAX_QUEUED_BYTES = 8 << 20  # to a peer that does not read
 USER_TIMEOUT_MS = 17_000
 CLOSED, UNREACHABLE = "closed", "unreachable"
@@ -126,7 +126,7 @@ class ChannelServer(threading.Thread):
             raise EnvironmentNotAble(
                 f"cannot listen on {where} for the control channel: {os.strerror(error.errno or 0)}{cure if port else ''}"
             ) from None
-        self._strangers: list[_Peer] = []
+        self._strangers: dict[_Peer, None] = {}  # connections that have not proved anything yet, oldest first
         self._of_node: dict[int, _Peer] = {}
         self._links: dict[int, AgentLink] = {}
         self._orders = Orders()
@@ -176,8 +176,10 @@ class ChannelServer(threading.Thread):
         peer, closed = _Peer(writer), CLOSED
         if len(self._strangers) >= MAX_UNAUTHENTICATED + self._nodes:
             # a client with the token authenticates within milliseconds, so the oldest one without has none
-            self._strangers.pop(0).writer.transport.abort()
-        self._strangers.append(peer)
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.writer.transport.abort()
+        self._strangers[peer] = None
         try:
             keep_alive(writer.get_extra_info("socket"))
             opener = await asyncio.wait_for(self._authenticate(peer, reader), HANDSHAKE_S)
@@ -192,8 +194,7 @@ class ChannelServer(threading.Thread):
             closed = UNREACHABLE if error.errno in _UNREACHABLE else CLOSED
         finally:
             writer.close()
-            if peer in self._strangers:
-                self._strangers.remove(peer)
+            self._strangers.pop(peer, None)
             if peer.node is not None and self._of_node.get(peer.node) is peer:
                 del self._of_node[peer.node]
                 self._links[peer.node] = msgspec.structs.replace(
@@ -206,7 +207,7 @@ class ChannelServer(threading.Thread):
         answered = await reader.readexactly(ANSWER_BYTES)
         peer.writer.write(verify_answer(self._token, sent, answered))
         peer.sealer, opener = open_session(self._token, sent, answered, server=True)
-        self._strangers.remove(peer)
+        self._strangers.pop(peer, None)  # it may have been dropped while its answer was on the way
         return opener
 
     def _take(self, peer: _Peer, content: bytes) -> None:
@@ -420,8 +421,11 @@ def send_request(endpoint: Endpoint, order: str, reason: str, timeout_s: float =
     with socket.create_connection((endpoint.address, endpoint.port), timeout=timeout_s) as sock:
         sealer, opener = authenticate(sock, endpoint)
         send_message(sock, sealer, OrderRequest(order=order, reason=reason))
-        while not receive_messages(sock, opener):  # only the confirmation is sent to a peer that has not reported
-            pass
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if any(isinstance(m, Acknowledgement) and m.what == "request" for m in receive_messages(sock, opener)):
+                return
+        raise ChannelError("the driver did not confirm the request")
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes:
