@@ -50,7 +50,13 @@ class Answers:
             echo(text, err=True)
 
     def take(
-        self, key: str, question: str, default: Any, *, kind: Any = None, check: Callable[[Any], object] = repr
+        self,
+        key: str,
+        question: str,
+        default: Any,
+        *,
+        kind: Any = None,
+        check: Callable[[Any], object] = lambda value: None,
     ) -> Any:
         """Return the option, else the answer, else the default; a question is repeated until `check` accepts it."""
         while self.ask and self.values.get(key) is None:

@@ -68,19 +68,18 @@ def main() -> None:
     # After `sbatch --export=NONE` (a habit of some sites) srun would hand on nothing.
     os.environ["SLURM_EXPORT_ENV"] = "ALL"
     record = DriverRecord(run)
+    problem = ""
     try:
         code = Driver(run, record).run()
+    except AllranksError as error:
+        code, problem = error.exit_code, str(error)
+        print_log_line(problem)
     except Exception as error:  # noqa: BLE001 - the outermost level of the process
-        code, text = (
-            EXIT_FAILED,
-            f"the driver of the job failed on {slurm_node_name()}: {type(error).__name__}: {error}",
-        )
-        if isinstance(error, AllranksError):
-            code, text = error.exit_code, str(error)
-            print_log_line(text)
-        else:
-            traceback.print_exc()
-        record.write("failed", message=text, exit_code=code)
+        traceback.print_exc()
+        code = EXIT_FAILED
+        problem = f"the driver of the job failed on {slurm_node_name()}: {type(error).__name__}: {error}"
+    if problem:
+        record.write("failed", message=problem, exit_code=code)
     record.close()
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # one that comes now is late, and would end Python's own shutdown
     sys.exit(code)

@@ -176,13 +176,12 @@ class Supervisor:
 
     Args:
         nodes: number of agents.
-        judge: called once after an alarm with the nodes' evidence; writes the report and returns the verdict in one
-        sentence.
+        judge: called once after an alarm with the nodes' evidence; writes the report and returns a one-sentence verdict.
         join_s: time limit for all agents to join; None if users start them by hand.
         needs_store: whether node 0 opens a store for the rendezvous.
         hold: whether the ranks start only after `release`, once all nodes have joined and have been examined.
         limit: begins the time limit for the checkpoint of the other ranks once an agent is gone, of at least so many
-        seconds; `STOP_GRACE_S` if None.
+            seconds; `STOP_GRACE_S` if None.
     """
 
     def __init__(

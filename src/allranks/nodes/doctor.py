@@ -133,7 +133,7 @@ def _run(
     if not ok and request.exclude_bad and where.programs_only:
         notes = [*notes, "hosts that fail are left out by their removal from cluster.hosts"]
     elif not ok and request.exclude_bad and where.hosts:
-        preflight, excluded, note = _without_bad_nodes(where, spec, plan, request, preflight)
+        preflight, excluded, note = _without_bad_nodes(where, spec, plan, preflight)
         notes = [*notes, note]
         ok = bool(excluded)
         where = msgspec.structs.replace(where, hosts=[h for h in where.hosts if h not in excluded])
@@ -150,7 +150,7 @@ def _run(
             policy = _policy(spec, plan, preflight)  # a failed copy changes it
         procs = plan.procs_per_node if plan.device == "cuda" or len(where.hosts) < 2 else 1
         measured = measure_collectives(where, preflight, plan, procs, policy)
-        bandwidth_notes = _judge_bandwidth(spec, plan, preflight, policy, procs, measured)
+        bandwidth_notes = _judge_bandwidth(preflight, policy, procs, measured)
         done, planned = measured.rounds
         if done < planned:
             notes = [*notes, f"{done} of {planned} rounds of disjoint pairs were measured in the time for it"]
@@ -179,12 +179,7 @@ def _run(
 
 
 def _judge_bandwidth(
-    spec: RunSpec,
-    plan: LaunchPlan,
-    preflight: PreflightResult,
-    policy: NetworkPolicy,
-    procs: int,
-    measured: CollectiveMeasurements,
+    preflight: PreflightResult, policy: NetworkPolicy, procs: int, measured: CollectiveMeasurements
 ) -> list[str]:
     """Compare the collectives of all ranks with the hardware."""
     if not measured.sweep:
@@ -203,7 +198,7 @@ def _policy(spec: RunSpec, plan: LaunchPlan, preflight: PreflightResult) -> Netw
 
 
 def _without_bad_nodes(
-    where: TargetNodes, spec: RunSpec, plan: LaunchPlan, request: DoctorOptions, preflight: PreflightResult
+    where: TargetNodes, spec: RunSpec, plan: LaunchPlan, preflight: PreflightResult
 ) -> tuple[PreflightResult, list[str], str]:
     """Check the other nodes again: a bad node may have hidden other failures. Verdicts on bad nodes are kept."""
     bad = preflight.bad_hosts

@@ -35,6 +35,7 @@ from allranks.planning.slurm_request import (
     takes_whole_nodes,
 )
 from allranks.rundir.files import SCHEMA_VERSION
+from allranks.spec.models import is_flash_attention
 from allranks.spec.records import RECOMPUTE_AUTO, RECOMPUTE_NONE, RunSpec
 from allranks.spec.strategies import engine_param_dtype, plan_options, strategy_info
 from allranks.spec.validation import profile_warnings, training_warnings
@@ -314,7 +315,7 @@ def _require_isolation(spec: RunSpec) -> None:
     transformers finds the rows of a packed sequence by its position ids only if the batch has one sequence. It is told
     their lengths (`flash_lengths`), but layers of some model types do not pass them on.
     """
-    if spec.model is None or spec.data is None or "flash" not in spec.model.attention:
+    if spec.model is None or spec.data is None or not is_flash_attention(spec.model.attention):
         return
     if spec.data.packing == "isolated" and spec.train.micro_batch_size > 1:
         raise SpecError(
@@ -325,7 +326,7 @@ def _require_isolation(spec: RunSpec) -> None:
 
 
 def _require_gpu_for_attention(spec: RunSpec, chosen: DeviceChoice) -> None:
-    if chosen.device == "cpu" and chosen.source != ON_NODE and spec.model and "flash" in spec.model.attention:
+    if chosen.device == "cpu" and chosen.source != ON_NODE and spec.model and is_flash_attention(spec.model.attention):
         raise SpecError(
             f"model.attention {spec.model.attention} needs a GPU, and the plan is for CPUs; set model.attention: sdpa"
         )

@@ -84,6 +84,12 @@ def packs_rows(model_type: str) -> bool:
     return model_type not in TYPES.state_across_rows | TYPES.attention_across_rows
 
 
+def is_flash_attention(attention: str) -> bool:
+    """Return whether an attention implementation is flash attention, recognised as transformers does: kernels of the hub
+    keep their own names, such as ``kernels-community/flash-attn2``, also where ``flash_attention_2`` was requested."""
+    return "flash" in attention
+
+
 def dense_mask_reason(model_type: str, attention: str) -> str:
     """Return why packed rows of this model type need a dense mask of the sequence length squared, or nothing if they do
     not.

@@ -308,13 +308,13 @@ def _checkpoint(folder: Path) -> dict[str, Any]:
 
 def _with_log(run: RunDir, data: RunData) -> RunData:
     attempts = run.attempts()
-    rank = _rank_to_show(run, data, attempts[-1]) if attempts else None
+    rank = _rank_to_show(data, attempts[-1]) if attempts else None
     path = run.rank_logs(attempts[-1]).get(rank) if rank is not None else None
     tail = _tail(path) if path else ""
     return RunData(**{**vars(data), "log": (sanitize(path.name), tail)}) if path and tail else data
 
 
-def _rank_to_show(run: RunDir, data: RunData, attempt: int) -> int | None:
+def _rank_to_show(data: RunData, attempt: int) -> int | None:
     """Return the rank whose log is most informative.
 
     A stalled rank of a hang, else the first with its own error, else the first with a bad exit code.

@@ -9,7 +9,7 @@ from typing import Literal
 from msgspec import structs
 
 from allranks.analysis.trace.aggregation import build_report
-from allranks.analysis.trace.files import TraceSet, find_trace_sets
+from allranks.analysis.trace.files import find_trace_sets
 from allranks.analysis.trace.rank import Result, UnreadableTrace, read_all
 from allranks.analysis.trace.records import Problem, TraceReport
 from allranks.errors import RequestError
@@ -43,7 +43,7 @@ def analyse(
             reports.append(report)
         unread += [r for _, r in mine if isinstance(r, UnreadableTrace) and report is None]
     if not reports:
-        raise RequestError(_none_read(paths, sets, unread))
+        raise RequestError(_none_read(paths, unread))
     problems += [Problem("warning", u.kind, u.message, u.path) for u in unread]
     # problems that belong to no report: files that could not be read as traces of another run
     return [structs.replace(reports[0], problems=(*reports[0].problems, *problems)), *reports[1:]]
@@ -66,7 +66,7 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _none_read(paths: Sequence[Path], sets: list[TraceSet], unread: list[UnreadableTrace]) -> str:
+def _none_read(paths: Sequence[Path], unread: list[UnreadableTrace]) -> str:
     where = ", ".join(str(p) for p in paths)
     lines = [f"{u.path} {u.message}" for u in unread[:5]]
     more = f" (and {len(unread) - 5} more)" if len(unread) > 5 else ""

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from allranks.spec.models import dense_mask_reason
+from allranks.spec.models import dense_mask_reason, is_flash_attention
 from allranks.train.data.batches import PackedRows
 from allranks.train.data.tokenization import first_line
 from allranks.train.models import blockwise_attention
@@ -131,9 +131,7 @@ def flash_lengths(model: Any, rows: PackedRows | None) -> dict[str, Any]:
     Without them, layers find rows by position ids (the host waits for the GPU), and several sequences are one row each.
     """
     base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
-    # As transformers recognises it: the kernels of the hub are stored by their own names, such as
-    # kernels-community/flash-attn2, also where flash_attention_2 was requested.
-    if rows is None or "flash" not in str(base.config._attn_implementation):
+    if rows is None or not is_flash_attention(str(base.config._attn_implementation)):
         return {}
     parameters = inspect.signature(type(base).forward).parameters.values()
     if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
@@ -301,7 +299,7 @@ def _gpu_kernel(config: Any, device: torch.device, dtype: torch.dtype) -> tuple[
         kernel, why = None, f"{type(error).__name__}: {first_line(error)[:200]}"
     if not why:
         return kernel, ""
-    return None, f"torch.nn.attention.varlen: {why}; model.attention: flex_attention needs no such mask, either"
+    return None, f"torch.nn.attention.varlen: {why}; model.attention: flex_attention needs no such mask"
 
 
 TRIAL_LENGTHS = (37, 64, 27, 100, 28)  # of rows in two sequences of 128 tokens
