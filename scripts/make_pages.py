@@ -218,10 +218,7 @@ def picture(name: str) -> str:
     """Return the timeline of a step of one rank: computation above, communication below."""
     page = PAGES[name]
     left, width, x = 118, 620, lambda v: 118 + 6.2 * v
-    rows = [
-        ("compute", 34, page.compute),
-        ("communication", 72, page.communication),
-    ]
+    rows = [("compute", 34, page.compute), ("communication", 72, page.communication)]
     parts = [
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 150" font-family="system-ui, sans-serif" font-size="13">',
         f"<title>One optimizer step under {name}</title>",

@@ -35,9 +35,7 @@ FILES: dict[str, set[str]] = {
         "test_status_is_one_json_document",
     },
     "cluster/test_container.py": {"test_ranks_run_in_the_container_and_the_driver_outside[program]"},
-    "cluster/test_device.py": {
-        "test_jobs_and_nodes_are_read_from_the_real_commands",
-    },
+    "cluster/test_device.py": {"test_jobs_and_nodes_are_read_from_the_real_commands"},
     "cluster/test_doctor.py": {"test_faults_of_three_kinds_are_told_apart"},
     "cluster/test_exclude_bad.py": {"test_a_bad_node_is_left_out_and_the_others_train[program]"},
     "cluster/test_failures_a.py": set(),
@@ -88,17 +86,13 @@ FILES: dict[str, set[str]] = {
         "test_lora_in_blocks_that_are_gathered_as_a_whole_equals_one_process",
     },
     "dist/test_failures_b.py": set(),
-    "dist/test_exact_resume.py": {
-        "test_rewritten_answers_and_another_base_are_refused[exact]",
-    },
+    "dist/test_exact_resume.py": {"test_rewritten_answers_and_another_base_are_refused[exact]"},
     "dist/test_full_disk.py": {
         "test_a_disk_that_is_full_before_the_run_or_fills_up_during_it",
         "test_every_verb_that_writes[report-]",
         "test_every_verb_that_writes[topo-]",
     },
-    "dist/test_hf_trainer.py": {
-        "test_adapters_reload_in_plain_peft_with_the_same_logits",
-    },
+    "dist/test_hf_trainer.py": {"test_adapters_reload_in_plain_peft_with_the_same_logits"},
     "dist/test_loading.py": {
         "test_files_give_what_transformers_gives[True-3]",
         "test_a_part_that_went_astray_is_seen[other_rows]",
@@ -158,9 +152,7 @@ FILES: dict[str, set[str]] = {
         "test_a_kill_at_any_stage_leaves_the_newest_good_checkpoint",
     },
     "dist/test_seeds.py": set(),
-    "dist/test_shards.py": {
-        "test_every_strategy_reads_what_every_other_wrote_at_another_number_of_ranks[all]",
-    },
+    "dist/test_shards.py": {"test_every_strategy_reads_what_every_other_wrote_at_another_number_of_ranks[all]"},
     "dist/test_smoke.py": {"test_the_first_two_rungs", "test_each_criterion_of_02_can_fail"},
     "dist/test_stops.py": {
         "test_a_resumed_run_is_bitwise_one_that_never_stopped[Ctrl-C]",
@@ -195,10 +187,7 @@ FILES: dict[str, set[str]] = {
     "dist/test_failures_a.py": set(),
     "gpu/test_runs.py": set(),
     "gpu/test_strategies.py": set(),
-    "reference/test_reference.py": {
-        "test_the_references_do_not_import_the_package",
-        "test_full_fine_tuning[gpt2-2]",
-    },
+    "reference/test_reference.py": {"test_the_references_do_not_import_the_package", "test_full_fine_tuning[gpt2-2]"},
 }
 
 DOCS: dict[str, set[str]] = {
@@ -214,9 +203,7 @@ DOCS: dict[str, set[str]] = {
         "test_page_has_its_parts_and_names_tests_that_exist",
         "test_a_node_id_that_leads_nowhere_is_seen",
     },
-    "unit/test_seeds.py": {
-        "test_each_line_of_the_page_names_tests_that_exist_or_says_that_there_is_none",
-    },
+    "unit/test_seeds.py": {"test_each_line_of_the_page_names_tests_that_exist_or_says_that_there_is_none"},
     "unit/test_strategy_docs.py": {
         "test_section_names_the_options_of_the_registry_with_their_defaults",
         "test_the_table_says_of_overlap_what_the_strategy_claims",

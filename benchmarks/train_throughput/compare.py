@@ -194,10 +194,7 @@ def tables(document: dict[str, Any]) -> str:
     goals = {goal["ratio"]: goal for goal in document["goals"] if goal["what"] == "speed"}
     room, memory = document["headroom"], document["memory_at_large_vocabulary"]
     left = room["variants"] if room else {}
-    lines = [
-        f"| {' | '.join(COLUMNS)} |",
-        f"|{'---|' * len(COLUMNS)}",
-    ]
+    lines = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
     for name, row in document["summary"].items():
         ours = "e" if row["packing"] == "isolated" else "d"
         pair = f"{ours}/{name}"

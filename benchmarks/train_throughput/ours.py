@@ -68,12 +68,7 @@ def spec(workload: Workload, packing: str, steps: int, seed: int, run_root: Path
         },
         "eval": {"source": str(workload.folder / "heldout.json"), "subset": None, "at_end": True, "samples": 0},
         "checkpoint": {"mode": "weights_only", "at_end": True},
-        "cluster": {
-            "launcher": "local",
-            "procs_per_node": WORLD,
-            "device": "cpu",
-            "env": {"OMP_NUM_THREADS": "1"},
-        },
+        "cluster": {"launcher": "local", "procs_per_node": WORLD, "device": "cpu", "env": {"OMP_NUM_THREADS": "1"}},
         "observe": {"log_every": 1},
         "run_root": str(run_root),
     }

@@ -14,16 +14,7 @@ import pytest
 
 from allranks.lab.cluster import Box, find_box, processes
 from allranks.lab.cluster.box import box_status
-from tests.cluster.helpers import (
-    CLI,
-    cli,
-    cli_environment,
-    job_state,
-    on,
-    submit,
-    wait_for,
-    wait_state,
-)
+from tests.cluster.helpers import CLI, cli, cli_environment, job_state, on, submit, wait_for, wait_state
 
 ALL_REDUCE = """
 import os, socket, torch, torch.distributed as dist

@@ -30,11 +30,7 @@ def test_ranks_run_in_the_container_and_the_driver_outside(box: Box, shared: Pat
     apptainer.write_text(STAND_IN.format(calls=calls, python=shlex.quote(sys.executable)))
     apptainer.chmod(0o755)
     (shared / "image.sif").touch()
-    cluster = {
-        "nodes": 2,
-        "python": str(shared / "image.sif"),
-        "setup": [f"export PATH={shared}/bin:$PATH"],
-    }
+    cluster = {"nodes": 2, "python": str(shared / "image.sif"), "setup": [f"export PATH={shared}/bin:$PATH"]}
     program = program_in(shared, "import os\nprint('RAN', os.environ['PATH'], flush=True)\n", **cluster)
     training = spec_in(shared, cluster=cluster, train={"max_steps": 2})
     done, run_dir = run(shared, training if what == "training" else program)

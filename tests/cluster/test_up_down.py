@@ -17,16 +17,7 @@ from allranks.lab.cluster import Box, down, lifecycle, processes, requirements
 from allranks.lab.cluster.faults import heal, inject
 from allranks.nodes.slurm.commands import find_slurm
 from allranks.nodes.slurm.endpoints import NAME_VARIABLE, find_endpoint, read_endpoint
-from tests.cluster.helpers import (
-    SRC,
-    box_spaces,
-    cli,
-    cli_environment,
-    machine,
-    on,
-    submit,
-    wait_for,
-)
+from tests.cluster.helpers import SRC, box_spaces, cli, cli_environment, machine, on, submit, wait_for
 
 
 def test_a_second_box_lives_beside_the_first(box: Box, make_box: Callable[..., Box]) -> None:

@@ -40,11 +40,7 @@ def losses(run: RunDir) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("name", "lora"),
-    [
-        ("deepspeed_zero3", True),
-        *(pytest.param(n, False, marks=pytest.mark.full) for n in STAGES),
-    ],
+    ("name", "lora"), [("deepspeed_zero3", True), *(pytest.param(n, False, marks=pytest.mark.full) for n in STAGES)]
 )
 def test_a_run_equals_pytorch_ddp_and_goes_on_bitwise(tmp_path: Path, name: str, lora: bool) -> None:
     write_rows(tmp_path / "rows.json", 80)

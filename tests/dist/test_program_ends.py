@@ -200,10 +200,7 @@ def test_nothing_is_left_of_a_deaf_program_whose_launcher_is_killed(
     gone(everything, 15)
 
 
-@pytest.mark.parametrize(
-    "how",
-    ["sys.exit(0)", pytest.param("os._exit(0)", marks=pytest.mark.full)],
-)
+@pytest.mark.parametrize("how", ["sys.exit(0)", pytest.param("os._exit(0)", marks=pytest.mark.full)])
 def test_a_rank_that_leaves_early_with_0_is_the_cause_of_the_others_errors(tmp_path: Path, how: str) -> None:
     (tmp_path / "program.py").write_text(
         "import os, sys, torch\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n"

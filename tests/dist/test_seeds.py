@@ -56,10 +56,7 @@ def test_trainer_with_lora_on_one_node(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("twin", "strategies"),
-    [
-        ("002/ddp", ["simple_ddp_ga", "bucket_ddp_async"]),
-        pytest.param("002/sharding", None, marks=pytest.mark.full),
-    ],
+    [("002/ddp", ["simple_ddp_ga", "bucket_ddp_async"]), pytest.param("002/sharding", None, marks=pytest.mark.full)],
 )
 def test_the_strategies_of_a_shell_script_are_compared(tmp_path: Path, twin: str, strategies: list[str] | None) -> None:
     """002: all that a script went through, in turns on equal work, each proved."""

@@ -59,11 +59,7 @@ def test_folders_missing_and_huge_files(tmp_path: Path) -> None:
     with huge.open("wb") as file:
         file.truncate(100_000_000)
     report = lint([tmp_path, tmp_path / "no.sh", huge])
-    assert [u.why.split(";")[0] for u in report.unread] == [
-        "this is a folder",
-        "no such file",
-        "larger than 1000 kB",
-    ]
+    assert [u.why.split(";")[0] for u in report.unread] == ["this is a folder", "no such file", "larger than 1000 kB"]
 
 
 @pytest.mark.parametrize(
@@ -153,10 +149,7 @@ def test_environment_files(tmp_path: Path) -> None:
         "SHELL=/bin/bash\nNCCL_TIMEOUT=1\nPS1=a\n  "
         "b\nPATH=/bin\nHOME=/root\nMASTER_PORT=15123\nGLOO_SOCKET_IFNAME==eth0\n"
     )
-    assert found(lint_text(tmp_path, dump, "now.env")) == [
-        ("unknown-variable", 2),
-        ("gloo-interface-syntax", 8),
-    ]
+    assert found(lint_text(tmp_path, dump, "now.env")) == [("unknown-variable", 2), ("gloo-interface-syntax", 8)]
     assert found(lint_text(tmp_path, "export A=1\nexport NCCL_TIMEOUT='5'  # s\n", "settings")) == [
         ("unknown-variable", 2)
     ]
@@ -164,9 +157,7 @@ def test_environment_files(tmp_path: Path) -> None:
         ("transport-disabled", 2),
         ("transport-disabled", 3),
     ]
-    assert found(lint_text(tmp_path, "A=1\r\nNCCL_TIMEOUT=1\r\n", "x.env")) == [
-        ("unknown-variable", 2),
-    ]
+    assert found(lint_text(tmp_path, "A=1\r\nNCCL_TIMEOUT=1\r\n", "x.env")) == [("unknown-variable", 2)]
     several = "SLURM_JOB_NUM_NODES=2\nHF_HOME=/tmp/hf\n"
     assert found(lint_text(tmp_path, several, "x.env")) == [("cache-not-shared", 2)]
 

@@ -63,13 +63,7 @@ def test_blocks_below_all_adapters_have_a_forward_pass_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trained", "products"),
-    [
-        ("embed_tokens", 12),
-        ("layers.0.input_layernorm", 12),
-        ("lm_head", 4),
-        ("model.norm", 4),
-    ],
+    ("trained", "products"), [("embed_tokens", 12), ("layers.0.input_layernorm", 12), ("lm_head", 4), ("model.norm", 4)]
 )
 def test_what_is_trained_below_needs_all_products_above(trained: str, products: int) -> None:
     model = built("mistral", tie_word_embeddings=False)

@@ -175,10 +175,7 @@ def test_the_same_is_trained_as_by_trl(family: str, messages: list[Message], giv
     """
     tokenizer = tokenizer_of(family)
     by_trl = tokenizer.apply_chat_template(
-        messages,
-        chat_template=template(f"{family}_training"),
-        return_dict=True,
-        return_assistant_tokens_mask=True,
+        messages, chat_template=template(f"{family}_training"), return_dict=True, return_assistant_tokens_mask=True
     )
     runs = groupby(zip(by_trl["input_ids"], by_trl["assistant_masks"], strict=True), key=lambda pair: pair[1])
     theirs = [tokenizer.decode([token for token, _ in group]) for wanted, group in runs if wanted]

@@ -12,15 +12,8 @@ from typing import Any
 import pytest
 
 from allranks.errors import SpecError
-from allranks.experiments.compare import (
-    add_profiles,
-    comparison_request,
-    finished_comparison,
-    write_comparison,
-)
-from allranks.experiments.conclusions import (
-    recommend_strategy,
-)
+from allranks.experiments.compare import add_profiles, comparison_request, finished_comparison, write_comparison
+from allranks.experiments.conclusions import recommend_strategy
 from allranks.experiments.gates import compare_traffic, evaluate_strategies, tokens_per_s, trial_limits
 from allranks.experiments.output import comparison_page, csv_text
 from allranks.rundir.paths import RunDir

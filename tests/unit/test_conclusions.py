@@ -9,10 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.experiments.conclusions import (
-    exposed_share,
-    recommend_strategy,
-)
+from allranks.experiments.conclusions import exposed_share, recommend_strategy
 from allranks.experiments.gates import ComparisonRow, Gates
 from tests.sampling import examples
 

@@ -13,13 +13,7 @@ from safetensors.torch import save_file
 
 from allranks.errors import AllranksError
 from allranks.train.models import weight_sources
-from allranks.train.models.weight_sources import (
-    DirectReads,
-    WeightFiles,
-    crc_followed_by,
-    difference,
-    facts_of,
-)
+from allranks.train.models.weight_sources import DirectReads, WeightFiles, crc_followed_by, difference, facts_of
 from allranks.utils.safetensors_files import read_header
 
 WEIGHTS = {

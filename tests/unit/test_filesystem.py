@@ -14,13 +14,7 @@ import pytest
 from allranks.cli.streams import Output
 from allranks.errors import EnvironmentNotAble, RequestError
 from allranks.rundir.files import write_text_atomic
-from allranks.utils.filesystem import (
-    apply_umask,
-    current_umask,
-    owner_of,
-    with_file_name,
-    write_error,
-)
+from allranks.utils.filesystem import apply_umask, current_umask, owner_of, with_file_name, write_error
 from tests.conftest import REPO
 
 RAISES = """

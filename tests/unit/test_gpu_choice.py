@@ -22,13 +22,7 @@ from allranks.planning.planner import make_plan
 from allranks.planning.rank_environment import NUMA_BINDING
 from allranks.spec import parse_spec
 from allranks.train.checkpoint.saver import Saver
-from allranks.train.distributed import (
-    SINGLE_PROCESS,
-    bind_beside_gpu,
-    gpu_of,
-    narrow_to_own_mig,
-    why_no_gpu,
-)
+from allranks.train.distributed import SINGLE_PROCESS, bind_beside_gpu, gpu_of, narrow_to_own_mig, why_no_gpu
 from allranks.utils.machine import AMD_FILTERS, Gpu, amd_gpus, visible_gpus
 from tests.unit.preflight_nodes import failures, node, survey
 from tests.unit.test_plan import facts

@@ -13,12 +13,7 @@ from allranks.analysis.flight_recorder import CollectiveCall
 from allranks.analysis.stacks import StackFrame
 from allranks.launch.monitor.evidence import save_evidence
 from allranks.launch.monitor.hang_rules import HangAnalyzer, analyze_hang
-from allranks.launch.monitor.records import (
-    HangAlarm,
-    HangReport,
-    NodeEvidence,
-    RankEvidence,
-)
+from allranks.launch.monitor.records import HangAlarm, HangReport, NodeEvidence, RankEvidence
 from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
 
@@ -176,13 +171,7 @@ def test_unequal_splits_of_an_all_to_all_are_no_mismatch() -> None:
 
 
 def test_a_stopped_process_is_named_whatever_the_calls_say() -> None:
-    stopped = rank(
-        1,
-        state="T stopped by a signal (SIGSTOP or SIGTSTP)",
-        stack=[],
-        calls=[],
-        python_silent_s=9.0,
-    )
+    stopped = rank(1, state="T stopped by a signal (SIGSTOP or SIGTSTP)", stack=[], calls=[], python_silent_s=9.0)
     found = verdict(rank(0, calls=[call(2)]), stopped)
     assert named(found) == [1]
     assert found.stalled[0].why == "its process 101 is stopped by a signal (SIGSTOP or SIGTSTP)"

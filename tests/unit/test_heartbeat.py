@@ -11,12 +11,7 @@ from typing import Any
 
 import pytest
 
-from allranks.rundir.heartbeat import (
-    Heartbeat,
-    HeartbeatPage,
-    HeartbeatWriter,
-    page_paths,
-)
+from allranks.rundir.heartbeat import Heartbeat, HeartbeatPage, HeartbeatWriter, page_paths
 from allranks.train import rank_hooks
 
 IMPORTS = """

@@ -27,10 +27,7 @@ from allranks.nodes.preflight.request import check_hub
 from allranks.nodes.preflight.requirements import local_report
 from allranks.nodes.records import require
 from allranks.planning.memory.model_config import find_files
-from allranks.planning.model_checks import (
-    model_warnings,
-    require_vocabulary,
-)
+from allranks.planning.model_checks import model_warnings, require_vocabulary
 from allranks.planning.planner import make_plan
 from allranks.rundir.paths import RunDir
 from allranks.spec import parse_spec

@@ -18,12 +18,7 @@ from allranks.train.models import packed_attention, precision
 from allranks.train.models.adapters import add_adapter
 from allranks.train.models.block_forward import Compilation, set_block_forward
 from allranks.train.models.losses import LossModel
-from allranks.train.models.packed_attention import (
-    RowMask,
-    attention_row_by_row,
-    trial,
-    use_packed_attention,
-)
+from allranks.train.models.packed_attention import RowMask, attention_row_by_row, trial, use_packed_attention
 from tests.dist.architecture_cases import CONFIGS
 from tests.dist.making import build_model
 

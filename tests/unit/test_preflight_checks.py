@@ -11,12 +11,7 @@ from allranks.errors import EnvironmentNotAble
 from allranks.nodes.checks import NodeSurvey, PlanRequirements
 from allranks.nodes.checks.registry import CHECKS
 from allranks.nodes.preflight.requirements import node_requirements
-from allranks.nodes.preflight.runner import (
-    STAGEABLE_CHECKS,
-    failure_lines,
-    require_usable_nodes,
-    run_checks,
-)
+from allranks.nodes.preflight.runner import STAGEABLE_CHECKS, failure_lines, require_usable_nodes, run_checks
 from allranks.nodes.records import (
     BuildLock,
     Check,

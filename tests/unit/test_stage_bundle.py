@@ -22,12 +22,7 @@ from allranks.nodes.staging.manifests import (
     offline_variables,
     spec_here,
 )
-from allranks.nodes.staging.sources import (
-    brings_packages,
-    environment_source,
-    package_source,
-    project_source,
-)
+from allranks.nodes.staging.sources import brings_packages, environment_source, package_source, project_source
 from allranks.spec import parse_spec
 from allranks.spec.records import RunSpec
 from tests.warm import allranks

@@ -8,13 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from allranks.analysis.metrics import (
-    expert_load,
-    mfu,
-    summarize,
-    wall_time,
-    without_repeated_steps,
-)
+from allranks.analysis.metrics import expert_load, mfu, summarize, wall_time, without_repeated_steps
 from allranks.launch.failure_attribution import RankEnd, is_peer_error
 from allranks.launch.monitor.telemetry import _Rates
 from allranks.planning.planner import make_plan

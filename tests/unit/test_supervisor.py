@@ -40,10 +40,7 @@ class Cluster:
             raise OSError(28, "No space left on device")
 
     def report(self, node: int, **values: object) -> None:
-        known = {
-            "state": RUNNING,
-            "store": ("10.0.0.1", 5) if node == 0 else None,
-        }
+        known = {"state": RUNNING, "store": ("10.0.0.1", 5) if node == 0 else None}
         self.links[node] = AgentLink(
             report=AgentReport(node=node, host=f"n{node}", pid=10 + node, **{**known, **values}),  # type: ignore[arg-type]
             heard_at=self.now,

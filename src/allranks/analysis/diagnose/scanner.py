@@ -402,14 +402,7 @@ class _FileState:
             self.out.stacks.append(ThreadStack(number, line.text[:200], line.rank, line.host))
             self._in_stack = number
 
-    def keep(
-        self,
-        meaning: Meaning,
-        line: LogLine,
-        raw: str,
-        where: tuple[list[bytes], int],
-        number: int,
-    ) -> None:
+    def keep(self, meaning: Meaning, line: LogLine, raw: str, where: tuple[list[bytes], int], number: int) -> None:
         rule, groups = meaning.rule, meaning.groups
         tally = self.out.tallies.setdefault(rule.index, RuleCount())
         tally.count += 1

@@ -25,13 +25,7 @@ from allranks.analysis.report.figures import (
     step_layout,
 )
 from allranks.analysis.report.run_data import RunData, StepRecord
-from allranks.analysis.report.step_charts import (
-    loss_chart,
-    rank_time_chart,
-    score_chart,
-    step_shapes,
-    throughput_chart,
-)
+from allranks.analysis.report.step_charts import loss_chart, rank_time_chart, score_chart, step_shapes, throughput_chart
 from allranks.utils.text import as_dicts, finite_float, format_bytes
 
 

@@ -198,9 +198,7 @@ def _step_time(data: RunData) -> KeyFigure | None:
     if finite_float(step.get("median")) is None:
         return None
     return KeyFigure(
-        "step time",
-        text.format_duration(step["median"]),
-        f"median; p90 {text.format_duration(step.get('p90'))}",
+        "step time", text.format_duration(step["median"]), f"median; p90 {text.format_duration(step.get('p90'))}"
     )
 
 

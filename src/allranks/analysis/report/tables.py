@@ -9,17 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from allranks.analysis.report.html import (
-    Cell,
-    Row,
-    Table,
-    column,
-    fact_table,
-    listing,
-    long_cell,
-    number_cell,
-    table,
-)
+from allranks.analysis.report.html import Cell, Row, Table, column, fact_table, listing, long_cell, number_cell, table
 from allranks.analysis.report.run_data import AttemptRecord, RunData, versions_of
 from allranks.rundir.events import CACHE_STATES
 from allranks.utils import text
@@ -389,10 +379,7 @@ def network_table(data: RunData) -> Table | None:
     shown = [[cell.text if isinstance(cell, Cell) else cell for cell in row] for row in rows]
     used = [i for i, _ in enumerate(columns) if any(row[i] for row in shown)]
     return table(
-        "network",
-        "Network of the ranks",
-        [columns[i] for i in used],
-        [tuple(row[i] for i in used) for row in rows],
+        "network", "Network of the ranks", [columns[i] for i in used], [tuple(row[i] for i in used) for row in rows]
     )
 
 

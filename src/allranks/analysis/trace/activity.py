@@ -6,15 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from allranks.analysis.trace.collectives import Collective
-from allranks.analysis.trace.events import (
-    COMM,
-    COMM_OP,
-    COMPUTE,
-    COMPUTE_OP,
-    COPY,
-    RankEvents,
-    ThreadOperators,
-)
+from allranks.analysis.trace.events import COMM, COMM_OP, COMPUTE, COMPUTE_OP, COPY, RankEvents, ThreadOperators
 from allranks.analysis.trace.intervals import Span, merge, subtract
 from allranks.analysis.trace.records import MemoryReport
 from allranks.analysis.trace.steps import BusySpans

@@ -20,7 +20,7 @@ from allranks.analysis.trace.chrome_trace import EventArgs, TraceEvent
 
 COMM_KERNEL = re.compile(
     r"nccl(?:Dev)?Kernel|ncclSymk|ncclSym|nccl[A-Z_]|rccl|msccl|nvshmem|oneccl"
-    r"|cross_device_reduce|(?:one|two)_shot_all_?reduce|multimem_(?:all|one)",
+    r"|cross_device_reduce|(?:one|two)_shot_all_?reduce|multimem_(?:all|one)"
 )
 _COMM_OPERATOR = re.compile(
     r"^(?:c10d::|_?c10d_functional(?:_autograd)?::|record_param_comms|(?:nccl|gloo|mpi|ucc|xccl|rccl):|symm_mem::)"

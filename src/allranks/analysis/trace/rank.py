@@ -17,13 +17,7 @@ from allranks.analysis.trace.activity import (
     memory_timeline,
     operator_self_times,
 )
-from allranks.analysis.trace.chrome_trace import (
-    NotATrace,
-    TraceMetadata,
-    TraceStream,
-    distributed_info,
-    parse_rank,
-)
+from allranks.analysis.trace.chrome_trace import NotATrace, TraceMetadata, TraceStream, distributed_info, parse_rank
 from allranks.analysis.trace.collectives import Collective, find_collectives
 from allranks.analysis.trace.events import RankEvents, as_int
 from allranks.analysis.trace.intervals import Span, clip, total_length
@@ -178,10 +172,7 @@ def _analyse(path: Path, stream: TraceStream, events: RankEvents) -> RankResult:
         kernels=_longest(kernel_totals(events)),
         operators=_longest(operator_self_times(events)),
         memory=memory_timeline(events),
-        remarks=[
-            *(("note", "empty_step", text) for text in empty),
-            *find_remarks(events, steps, busy),
-        ],
+        remarks=[*(("note", "empty_step", text) for text in empty), *find_remarks(events, steps, busy)],
     )
 
 

@@ -42,15 +42,7 @@ from allranks.train.sync_proof import prove_ranks
 from allranks.utils.inputs import read_regular
 
 PARTS = ("step_time_s", "data_s", "forward_s", "backward_s", "optimizer_s")
-FAILURES = (
-    AllranksError,
-    RuntimeError,
-    ValueError,
-    TypeError,
-    KeyError,
-    AssertionError,
-    NotImplementedError,
-)
+FAILURES = (AllranksError, RuntimeError, ValueError, TypeError, KeyError, AssertionError, NotImplementedError)
 VERIFY_STEPS = 6  # one plain, two recorded, three profiled
 UNEVEN_STEPS = 5  # of 6 W rows each, from 6 W + 7: four epochs, none of which ends with a step
 

@@ -135,12 +135,7 @@ def forward(
 
 
 def backward(
-    slope: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    sums: torch.Tensor,
-    scale: float,
+    slope: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sums: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of query, key and value.
 

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.analysis.diagnose.patterns import (
-    NETWORK,
-    PROGRAM,
-    FailureClass,
-    Pattern,
-    certain,
-    likely,
-    possible,
-)
+from allranks.analysis.diagnose.patterns import NETWORK, PROGRAM, FailureClass, Pattern, certain, likely, possible
 
 CLASSES: tuple[FailureClass, ...] = (
     FailureClass(

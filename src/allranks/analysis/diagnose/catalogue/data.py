@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.analysis.diagnose.patterns import (
-    PROGRAM,
-    FailureClass,
-    Pattern,
-    certain,
-    likely,
-    possible,
-    weak,
-)
+from allranks.analysis.diagnose.patterns import PROGRAM, FailureClass, Pattern, certain, likely, possible, weak
 
 CLASSES: tuple[FailureClass, ...] = (
     FailureClass(
@@ -64,10 +56,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"transport endpoint (shutdown|is not connected)",
             r"nfs: server \S+ not responding",
         )
-        + likely(
-            r"(Lustre|LustreError).{0,120}(evict|lost|timed out|not available)",
-            r"Remote I/O error|\[Errno 121\]",
-        )
+        + likely(r"(Lustre|LustreError).{0,120}(evict|lost|timed out|not available)", r"Remote I/O error|\[Errno 121\]")
         + possible(r"\[Errno 5\] Input/output error"),
         example="OSError: [Errno 116] Stale file handle: '/scratch/run/model.bin'",
     ),

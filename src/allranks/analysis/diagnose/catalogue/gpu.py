@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.analysis.diagnose.patterns import (
-    MACHINE,
-    PROGRAM,
-    FailureClass,
-    Pattern,
-    certain,
-    likely,
-    possible,
-    weak,
-)
+from allranks.analysis.diagnose.patterns import MACHINE, PROGRAM, FailureClass, Pattern, certain, likely, possible, weak
 
 CLASSES: tuple[FailureClass, ...] = (
     FailureClass(
@@ -30,10 +21,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"Cuda failure '?217\b",
             r"doesn'?t support faster communication.{0,30}(P2P|IB)",
         )
-        + likely(
-            r"Could not enable P2P between",
-            r"peer.to.peer.{0,60}(not supported|unsupported|unavailable|fail)",
-        )
+        + likely(r"Could not enable P2P between", r"peer.to.peer.{0,60}(not supported|unsupported|unavailable|fail)")
         + possible(
             r"cuMemImportFromShareableHandle.{0,80}|cudaIpcOpenMemHandle.{0,60}(fail|error|invalid)",
             r"p2p\.cc:\d+.{0,40}(Cuda failure|WARN)",
@@ -51,10 +39,7 @@ CLASSES: tuple[FailureClass, ...] = (
         "node, and no more ranks than GPUs.",
         next_test="print rank, host, CUDA_VISIBLE_DEVICES and the device's UUID on each rank",
         reference="https://docs.pytorch.org/docs/stable/elastic/run.html",
-        patterns=certain(
-            r"Duplicate GPU detected",
-            r"ranks? \d+ and (rank )?\d+ both on (CUDA )?device",
-        )
+        patterns=certain(r"Duplicate GPU detected", r"ranks? \d+ and (rank )?\d+ both on (CUDA )?device")
         + likely(r"(two|multiple|several) (ranks|processes) .{0,40}(same|one) GPU"),
         example="node-b:6:9 [0] init.cc:940 NCCL WARN Duplicate GPU detected : rank 6 and rank 2 both on CUDA device 4f000",
     ),

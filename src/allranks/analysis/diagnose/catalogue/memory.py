@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.analysis.diagnose.patterns import (
-    POSSIBLE,
-    PROGRAM,
-    FailureClass,
-    Pattern,
-    certain,
-    likely,
-    possible,
-)
+from allranks.analysis.diagnose.patterns import POSSIBLE, PROGRAM, FailureClass, Pattern, certain, likely, possible
 
 CLASSES: tuple[FailureClass, ...] = (
     FailureClass(
@@ -136,10 +128,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"is killed by signal: Bus error",
             r"unable to open shared memory object.{0,80}Too many open files",
         )
-        + possible(
-            r"unable to open shared memory object(?!.*No such file)",
-            r"/dev/shm.{0,40}\b64 ?MB?\b|shm-size",
-        ),
+        + possible(r"unable to open shared memory object(?!.*No such file)", r"/dev/shm.{0,40}\b64 ?MB?\b|shm-size"),
         example="RuntimeError: DataLoader worker (pid 881) is killed by signal: Bus error. It is possible that "
         "dataloader's workers are out of shared memory.",
     ),
@@ -157,10 +146,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"(shm_open|/dev/shm/\S+|shared memory (segment|object|file)).{0,120}(No such file|does not exist|vanished|removed|disappeared|deleted)",
             r"No such file or directory.{0,20}:? ?'?/?(dev/shm/|psm_|torch_\d+_|sem\.|mp-|nccl-\w{6}\b)",
         )
-        + likely(
-            r"Error while attaching to shared memory segment",
-            r"RemoveIPC",
-        )
+        + likely(r"Error while attaching to shared memory segment", r"RemoveIPC")
         + possible(
             Pattern(r"unable to open shared memory object(?!.*(No such file|Too many))", weight=POSSIBLE - 0.05)
         ),

@@ -48,20 +48,14 @@ _FACTS: dict[str, str | tuple[Pattern, ...]] = {
     ),
     "comm_ready": r"- Init COMPLETE",
     "channel": r"(?:Channel|Ring) \S+(?: ?: | : )?\s*\d+\[\w+\] -> \d+\[\w+\](?: \[(?:send|receive)\])? via (?P<via>[\w/]+)",
-    "network": certain(
-        r"Using network (?P<net>[\w/-]+)",
-        r"(?:Initialized|Assigned) NET plugin (?P<net>[\w-]+)",
-    ),
+    "network": certain(r"Using network (?P<net>[\w/-]+)", r"(?:Initialized|Assigned) NET plugin (?P<net>[\w-]+)"),
     "net_device": r"NET/(?P<net>\w+)\s*: Using (?P<devices>.+)",
     "bootstrap": r"Bootstrap ?: Using (?:\[\d+\])?(?P<interface>[\w.@-]+):(?P<address>[^<\s]+)",
     "address": certain(
         r"\b(?P<host>[A-Za-z][\w.-]*) proj=.{0,200} net=[\w.@:-]+/(?P<address>[\d.]+|[\da-f:]+)",
         r"\bnode \d+ = (?P<host>\S+) \S+ (?P<address>[\d.]+|[\da-f:]+): ranks",
     ),
-    "no_ib": certain(
-        r"NET/IB ?: No device found",
-        r"Failed to open libibverbs",
-    ),
+    "no_ib": certain(r"NET/IB ?: No device found", r"Failed to open libibverbs"),
     "ib_failed": r"(?:ibv_open_device failed|NET/IB ?: Unable to open device|Call to ibv_\w+ failed|Failed to initialize NET plugin IB)",
     "nccl_env": r"(?P<name>NCCL_\w+) set (?:by environment )?to (?P<value>.+?)\.?\s*$",
     "nccl_version": r"NCCL version (?P<version>[\d.]+\+?[\w.]*)",
@@ -164,9 +158,7 @@ _MESSAGES = (
         patterns=certain(Pattern(r"\bXid\b\s*(?:\([^)]*\))?\s*:?\s*45\b", unless="previous Xid")),
     ),
     BenignMessage(
-        id="sxid_nonfatal",
-        why="A non-fatal NVSwitch event.",
-        patterns=certain(r"\bSXid\b.{0,80}non.?fatal"),
+        id="sxid_nonfatal", why="A non-fatal NVSwitch event.", patterns=certain(r"\bSXid\b.{0,80}non.?fatal")
     ),
     BenignMessage(
         id="clone_fallback",

@@ -287,8 +287,7 @@ CLASSES: tuple[FailureClass, ...] = (
         "plugin in `via NET/...`",
         reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-net",
         patterns=likely(
-            r"Driver \w+ does not support the kernel ABI",
-            r"(fall(ing|s)?|fell) ?back to (NET/)?(TCP|sockets?)\b",
+            r"Driver \w+ does not support the kernel ABI", r"(fall(ing|s)?|fell) ?back to (NET/)?(TCP|sockets?)\b"
         )
         + possible(
             Pattern(

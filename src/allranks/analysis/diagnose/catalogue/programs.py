@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.analysis.diagnose.patterns import (
-    LIKELY,
-    PROGRAM,
-    FailureClass,
-    Pattern,
-    certain,
-    likely,
-    possible,
-)
+from allranks.analysis.diagnose.patterns import LIKELY, PROGRAM, FailureClass, Pattern, certain, likely, possible
 
 CLASSES: tuple[FailureClass, ...] = (
     FailureClass(
@@ -235,10 +227,7 @@ CLASSES: tuple[FailureClass, ...] = (
         "checkpointing; do not combine it with find_unused_parameters.",
         next_test="one step without gradient checkpointing: if that works, this is the cause",
         reference="https://docs.pytorch.org/docs/stable/checkpoint.html",
-        patterns=certain(
-            r"mark a variable ready only once",
-            r"marked as ready twice|ready twice",
-        ),
+        patterns=certain(r"mark a variable ready only once", r"marked as ready twice|ready twice"),
         example="RuntimeError: Expected to mark a variable ready only once. Parameter at index 71 has been marked as "
         "ready twice.",
     ),
@@ -252,10 +241,7 @@ CLASSES: tuple[FailureClass, ...] = (
         "branch to the loss with weight zero.",
         next_test="TORCH_DISTRIBUTED_DEBUG=DETAIL prints the names of the parameters",
         reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html",
-        patterns=certain(
-            r"Expected to have finished reduction",
-            r"Parameter indices which did not receive grad",
-        )
+        patterns=certain(r"Expected to have finished reduction", r"Parameter indices which did not receive grad")
         + likely(
             r"parameters that were not used in (producing|computing) the loss|(did|do|does) not (receive|contribute).{0,20}(grad|loss).{0,40}rank"
         )

@@ -93,10 +93,7 @@ _SIGNS = (
         ),
     ),
     FailureSign(
-        id="interrupt",
-        says="an interrupt by the user (SIGINT)",
-        read_next=_PROGRAM_LOG,
-        patterns=INTERRUPT_PATTERNS,
+        id="interrupt", says="an interrupt by the user (SIGINT)", read_next=_PROGRAM_LOG, patterns=INTERRUPT_PATTERNS
     ),
     FailureSign(
         id="signal",

@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 from allranks.analysis.diagnose.catalogue.signs import INTERRUPT_PATTERNS
-from allranks.analysis.diagnose.patterns import (
-    SCHEDULER,
-    FailureClass,
-    Pattern,
-    certain,
-    likely,
-    possible,
-    weak,
-)
+from allranks.analysis.diagnose.patterns import SCHEDULER, FailureClass, Pattern, certain, likely, possible, weak
 
 REFUSED = 0.72  # the request failed; the reason follows the colon
 
@@ -178,10 +170,7 @@ CLASSES: tuple[FailureClass, ...] = (
                 unless="started|running normally",
             ),
         )
-        + possible(
-            r"different slurm\.conf than the slurmctld",
-            r"Zero Bytes were transmitted or received",
-        ),
+        + possible(r"different slurm\.conf than the slurmctld", r"Zero Bytes were transmitted or received"),
         example="slurmd: error: Munge decode failed: Rewound credential",
     ),
     FailureClass(

@@ -467,11 +467,6 @@ def describe_harmless(case: DiagnosisCase, recovered: list[LogSignal]) -> list[B
         why = "The job continued after it, or nothing failed beside it."
         messages.setdefault(f"recovered_{signal.owner}", (why, []))[1].append(signal)
     return [
-        BenignFinding(
-            id=name,
-            why=why,
-            count=_count(case, signals),
-            evidence=_evidence(case, signals[:1])[0],
-        )
+        BenignFinding(id=name, why=why, count=_count(case, signals), evidence=_evidence(case, signals[:1])[0])
         for name, (why, signals) in messages.items()
     ]
