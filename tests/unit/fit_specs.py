@@ -10,13 +10,9 @@ from allranks.utils.machine import Gpu, MachineFacts
 
 GIB = 1 << 30
 SMALL = {
-    "hidden_size": 64,
-    "intermediate_size": 176,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "vocab_size": 1000,
-}
+    "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 3, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "vocab_size": 1000,
+}  # fmt: skip
 
 
 def facts(gpus: int = 0, memory_bytes: int = 64 * GIB, gpu_bytes: int = 80 * GIB) -> MachineFacts:

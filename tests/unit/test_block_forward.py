@@ -20,13 +20,9 @@ from allranks.train.models.block_forward import Compilation, set_block_forward, 
 from tests.sampling import first_of
 
 CONFIG = {
-    "hidden_size": 64,
-    "intermediate_size": 160,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 120,
-}
+    "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 120,
+}  # fmt: skip
 IDS = torch.arange(48).view(2, 24)
 
 

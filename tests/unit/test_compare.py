@@ -20,13 +20,8 @@ from allranks.rundir.paths import RunDir
 from allranks.spec import parse_spec
 
 WINDOW = {
-    "step_s": 0.1,
-    "compute_s": 0.07,
-    "comm_s": 0.02,
-    "overlapped_comm_s": 0.01,
-    "exposed_comm_s": 0.01,
-    "idle_s": 0.02,
-}
+    "step_s": 0.1, "compute_s": 0.07, "comm_s": 0.02, "overlapped_comm_s": 0.01, "exposed_comm_s": 0.01, "idle_s": 0.02,
+}  # fmt: skip
 ONE = {"kind": "all_reduce", "phase": "backward", "count": 3, "bytes": 300}
 
 
@@ -42,14 +37,11 @@ def trial(steps: int, accum: int = 1) -> dict[str, Any]:
 def rank(**changes: Any) -> dict[str, Any]:
     """What one rank tells of one strategy, all well."""
     verified = {
-        **trial(6),
-        "updates": 6,
-        "claims_overlap": True,
-        "expected": [ONE],
+        **trial(6), "updates": 6, "claims_overlap": True, "expected": [ONE],
         "measured": [{**ONE, "count": 3.0, "bytes": 300.0}],
         "memory": {"weights_bytes": 10, "gradients_bytes": 10, "optimizer_bytes": 20, "peak_bytes": 90},
         "window": {**WINDOW, "collectives": [["all_reduce", 100, 0.001], ["all_reduce", 200, 0.002]]},
-    }
+    }  # fmt: skip
     uneven = trial(5, accum=3)
     repeat = {
         **trial(5),
@@ -192,15 +184,11 @@ def write_trace(path: Path) -> None:
 
     sizes = {"Input Dims": [[10]], "Input type": ["float"]}
     events = [
-        event("ProfilerStep#1", "user_annotation", 1, 0, 100),
-        event("allranks.forward", "user_annotation", 1, 0, 38),
-        event("aten::mm", "cpu_op", 1, 0, 38),
-        event("allranks.backward", "user_annotation", 1, 39, 22),
-        event("c10d::allreduce_", "cpu_op", 1, 40, 5, **sizes),
-        event("aten::mm", "cpu_op", 1, 50, 10),
+        event("ProfilerStep#1", "user_annotation", 1, 0, 100), event("allranks.forward", "user_annotation", 1, 0, 38),
+        event("aten::mm", "cpu_op", 1, 0, 38), event("allranks.backward", "user_annotation", 1, 39, 22),
+        event("c10d::allreduce_", "cpu_op", 1, 40, 5, **sizes), event("aten::mm", "cpu_op", 1, 50, 10),
         event("gloo:all_reduce", "user_annotation", 2, 50, 30, **sizes),
-        event("allranks.control", "user_annotation", 1, 85, 5),
-        event("c10d::allreduce_", "cpu_op", 1, 86, 2, **sizes),
+        event("allranks.control", "user_annotation", 1, 85, 5), event("c10d::allreduce_", "cpu_op", 1, 86, 2, **sizes),
         event("gloo:all_reduce", "user_annotation", 2, 88, 2, **sizes),
         {"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": 30, "s": "t",
          "args": {"Total Allocated": 500, "Device Type": 0, "Device Id": -1, "Addr": 1, "Bytes": 500}},

@@ -17,16 +17,9 @@ from allranks.utils.machine import MachineFacts
 
 FACTS = MachineFacts(host="h", cpus=8, memory_bytes=0, gpus=[], cpu_model="", system="")
 ASKED = DeepSpeedExpectations(
-    stage=2,
-    world_size=4,
-    micro_batch_size=8,
-    grad_accum=3,
-    dtype="bfloat16",
-    clip_norm=1.0,
-    lr=1e-4,
-    weight_decay=0.1,
+    stage=2, world_size=4, micro_batch_size=8, grad_accum=3, dtype="bfloat16", clip_norm=1.0, lr=1e-4, weight_decay=0.1,
     device="cuda",
-)
+)  # fmt: skip
 
 
 def problem(config: dict[str, Any], asked: DeepSpeedExpectations = ASKED) -> str:
@@ -38,12 +31,9 @@ def problem(config: dict[str, Any], asked: DeepSpeedExpectations = ASKED) -> str
 
 def test_an_empty_configuration_is_completed_from_the_spec() -> None:
     assert complete_config(None, ASKED, "x") == {
-        "train_micro_batch_size_per_gpu": 8,
-        "gradient_accumulation_steps": 3,
-        "train_batch_size": 96,
-        "zero_optimization": {"stage": 2},
-        "gradient_clipping": 1.0,
-    }
+        "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 3, "train_batch_size": 96,
+        "zero_optimization": {"stage": 2}, "gradient_clipping": 1.0,
+    }  # fmt: skip
 
 
 def test_auto_is_filled_in_wherever_it_stands() -> None:
@@ -99,11 +89,9 @@ def test_float32_refuses_bf16_and_a_cpu_refuses_what_would_be_compiled() -> None
 def spec_of(tmp_path: Path, strategy: dict[str, Any], **train: Any) -> Path:
     path = tmp_path / "spec.yaml"
     content = {
-        "model": {"name": "tiny:mistral"},
-        "data": {"source": "builtin:instructions"},
-        "strategy": strategy,
+        "model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}, "strategy": strategy,
         "train": train,
-    }
+    }  # fmt: skip
     path.write_text(json.dumps(content | {"cluster": {"procs_per_node": 2, "device": "cpu"}}))
     return path
 

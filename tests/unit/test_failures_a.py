@@ -55,12 +55,10 @@ def test_a_subset_is_drawn_by_the_datas_seed(rows: Path, tmp_path: Path) -> None
     def taken(how: str, train: int, **data: Any) -> list[str]:
         spec = parse_spec(
             tiny_spec(
-                rows,
-                tmp_path,
-                data={"subset": 20, "eval_fraction": 0, "max_length": 512, **data},
+                rows, tmp_path, data={"subset": 20, "eval_fraction": 0, "max_length": 512, **data},
                 train={"seed": train},
             )
-        )
+        )  # fmt: skip
         found = prepare(spec, tmp_path / "cache", classifier=False, log=print)
         assert (found.how, found.held_out) == (how, None)
         ends = zip(found.train.offsets[:-1], found.train.offsets[1:], strict=True)

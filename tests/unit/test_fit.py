@@ -22,29 +22,17 @@ SEVEN_B = {"name": "mistralai/Mistral-7B-v0.1"}
 
 # The parameter counts that the models' own pages or checkpoints tell.
 PUBLISHED = {
-    "mistralai/Mistral-7B-v0.1": 7_241_732_096,
-    "mistralai/Mixtral-8x7B-v0.1": 46_702_792_704,
-    "meta-llama/Llama-2-7b-hf": 6_738_415_616,
-    "meta-llama/Llama-2-13b-hf": 13_015_864_320,
-    "meta-llama/Llama-3.1-8B": 8_030_261_248,
-    "meta-llama/Llama-3.1-70B": 70_553_706_496,
-    "meta-llama/Llama-3.1-405B": 405_853_388_800,
-    "meta-llama/Llama-3.2-1B": 1_235_814_400,
-    "meta-llama/Llama-3.2-3B": 3_212_749_824,
-    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": 1_100_048_384,
-    "HuggingFaceTB/SmolLM2-360M": 361_821_120,
-    "HuggingFaceTB/SmolLM2-135M": 134_515_008,
-    "Qwen/Qwen2.5-0.5B": 494_032_768,
-    "Qwen/Qwen2.5-7B": 7_615_616_512,
-    "Qwen/Qwen3-0.6B": 596_049_920,
-    "Qwen/Qwen3-8B": 8_190_735_360,
-    "microsoft/Phi-3-mini-4k-instruct": 3_821_079_552,
-    "google/gemma-2b": 2_506_172_416,
-    "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
-    "meta-llama/Llama-2-7b-chat-hf": 6_738_415_616,
-    "gpt2": 124_439_808,
+    "mistralai/Mistral-7B-v0.1": 7_241_732_096, "mistralai/Mixtral-8x7B-v0.1": 46_702_792_704,
+    "meta-llama/Llama-2-7b-hf": 6_738_415_616, "meta-llama/Llama-2-13b-hf": 13_015_864_320,
+    "meta-llama/Llama-3.1-8B": 8_030_261_248, "meta-llama/Llama-3.1-70B": 70_553_706_496,
+    "meta-llama/Llama-3.1-405B": 405_853_388_800, "meta-llama/Llama-3.2-1B": 1_235_814_400,
+    "meta-llama/Llama-3.2-3B": 3_212_749_824, "TinyLlama/TinyLlama-1.1B-Chat-v1.0": 1_100_048_384,
+    "HuggingFaceTB/SmolLM2-360M": 361_821_120, "HuggingFaceTB/SmolLM2-135M": 134_515_008,
+    "Qwen/Qwen2.5-0.5B": 494_032_768, "Qwen/Qwen2.5-7B": 7_615_616_512, "Qwen/Qwen3-0.6B": 596_049_920,
+    "Qwen/Qwen3-8B": 8_190_735_360, "microsoft/Phi-3-mini-4k-instruct": 3_821_079_552, "google/gemma-2b": 2_506_172_416,
+    "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768, "meta-llama/Llama-2-7b-chat-hf": 6_738_415_616, "gpt2": 124_439_808,
     "gpt2-xl": 1_557_611_200,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "count"), PUBLISHED.items(), ids=list(PUBLISHED))
@@ -158,11 +146,9 @@ def test_auto_recomputes_no_more_than_the_memory_requires() -> None:
 
 def test_a_smaller_micro_batch_keeps_the_global_batch() -> None:
     spec = raw(
-        model=SEVEN_B,
-        adapter={"type": "lora"},
-        data={"source": "builtin:instructions", "max_length": 4096},
+        model=SEVEN_B, adapter={"type": "lora"}, data={"source": "builtin:instructions", "max_length": 4096},
         train={"micro_batch_size": 8, "grad_accum": 2},
-    )
+    )  # fmt: skip
     smaller = estimated(spec, gpus=2).remedies[0]
     assert smaller.settings == ["train.micro_batch_size=1", "train.grad_accum=16"]
 

@@ -35,52 +35,30 @@ from allranks.utils.machine import machine_facts
 from tests.sampling import first_of
 
 SMALL: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 176,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "vocab_size": 500,
-    "max_position_embeddings": 512,
-    "pad_token_id": 0,
-}
+    "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 3, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "vocab_size": 500, "max_position_embeddings": 512, "pad_token_id": 0,
+}  # fmt: skip
 MHA = {k: v for k, v in SMALL.items() if k != "num_key_value_heads"}
 OWN: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 64, "n_layer": 3, "n_head": 8, "n_positions": 512, "vocab_size": 500, "pad_token_id": 0},
     "distilbert": {
-        "dim": 64,
-        "hidden_dim": 176,
-        "n_layers": 3,
-        "n_heads": 8,
-        "vocab_size": 500,
-        "max_position_embeddings": 512,
+        "dim": 64, "hidden_dim": 176, "n_layers": 3, "n_heads": 8, "vocab_size": 500, "max_position_embeddings": 512,
     },
-    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "gpt_neox"), MHA),
-    "electra": {**MHA, "embedding_size": 32},
-    "opt": {**MHA, "ffn_dim": 176, "word_embed_proj_dim": 64},
-    "mixtral": {**SMALL, "num_local_experts": 4},
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "gpt_neox"), MHA), "electra": {**MHA, "embedding_size": 32},
+    "opt": {**MHA, "ffn_dim": 176, "word_embed_proj_dim": 64}, "mixtral": {**SMALL, "num_local_experts": 4},
     "qwen3_moe": {**SMALL, "moe_intermediate_size": 40, "num_experts": 8, "num_experts_per_tok": 2, "head_dim": 8},
     "glm4_moe": {
-        **SMALL,
-        "moe_intermediate_size": 40,
-        "n_routed_experts": 8,
-        "num_experts_per_tok": 2,
-        "head_dim": 8,
+        **SMALL, "moe_intermediate_size": 40, "n_routed_experts": 8, "num_experts_per_tok": 2, "head_dim": 8,
         "attention_bias": True,
     },
     "olmoe": {**SMALL, "num_experts": 8, "num_experts_per_tok": 2},
     "qwen2_moe": {
-        **SMALL,
-        "moe_intermediate_size": 40,
-        "shared_expert_intermediate_size": 72,
-        "num_experts": 8,
+        **SMALL, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 72, "num_experts": 8,
         "num_experts_per_tok": 2,
     },
-    "gemma": {**SMALL, "head_dim": 16},
-    "gemma3_text": {**SMALL, "head_dim": 16},
-    "glm4": {**SMALL, "head_dim": 16},
+    "gemma": {**SMALL, "head_dim": 16}, "gemma3_text": {**SMALL, "head_dim": 16}, "glm4": {**SMALL, "head_dim": 16},
     "qwen3": {**SMALL, "head_dim": 16},
-}
+}  # fmt: skip
 SOME = first_of(
     sorted(FAMILIES, key=["llama", "gpt2", "bert", "qwen3_moe", "gemma3_text"].__contains__, reverse=True), 5
 )
@@ -168,15 +146,11 @@ def batch_of(length: int, *, packed: bool, classifier: bool) -> Batch:
     ids = torch.randint(3, 500, (B, length))
     positions = torch.arange(MASKED).repeat(2).expand(B, length).contiguous() if packed else None
     return Batch(
-        ids,
-        torch.zeros(B, dtype=torch.long) if classifier else ids,
-        positions,
-        torch.ones_like(ids) if classifier else None,
-        ids.numel(),
-        ids.numel(),
+        ids, torch.zeros(B, dtype=torch.long) if classifier else ids, positions,
+        torch.ones_like(ids) if classifier else None, ids.numel(), ids.numel(),
         rows=packed_rows([[MASKED, MASKED]] * B, length) if packed else None,
         scored=None if classifier else torch.arange(ids.numel()),
-    )
+    )  # fmt: skip
 
 
 CASES = [
@@ -210,13 +184,9 @@ def test_activations_are_what_autograd_saves(
     shapes = ours(family)
     what = trained_weights_of(spec, shapes)
     seen = FitBatch(
-        sequences=B,
-        length=length,
-        element=kind.itemsize,
-        device="cpu",
-        packed=packed == "masked",
+        sequences=B, length=length, element=kind.itemsize, device="cpu", packed=packed == "masked",
         within_rows=packed == "within rows",
-    )
+    )  # fmt: skip
     expected = sum(
         BlockActivations(shapes.config, block, what, seen).kept() for block in shapes.blocks
     ) + kept_after_blocks(shapes, what, seen)
@@ -250,15 +220,12 @@ def test_activations_and_copies_of_weights_are_what_autograd_saves_under_autocas
         {
             "model": model_spec,
             "data": {
-                "source": "builtin:instructions",
-                "max_length": length,
-                "packing": "isolated" if packed else "none",
+                "source": "builtin:instructions", "max_length": length, "packing": "isolated" if packed else "none",
             },
             "adapter": {"type": adapter, "r": 4, "dropout": dropout, "modules_to_save": list(whole)},
-            "train": {"micro_batch_size": B},
-            "cluster": {"device": "cpu"},
+            "train": {"micro_batch_size": B}, "cluster": {"device": "cpu"},
         }
-    )
+    )  # fmt: skip
     plan = make_plan(spec, machine_facts())
     stored = torch.float32 if adapter == "none" else torch.bfloat16
     model = add_adapter(built(family, stored, "cpu"), spec.adapter, classifier=classifier, base="b", seed=1)

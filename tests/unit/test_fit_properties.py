@@ -28,35 +28,29 @@ def specs(draw: Any) -> dict[str, Any]:
     groups = draw(st.sampled_from([g for g in (1, 2, 4) if heads % g == 0]))
     family = draw(st.sampled_from(["tiny:llama", "tiny:mistral", "tiny:bert", "tiny:glm4_moe"]))
     config = {
-        "hidden_size": heads * draw(st.integers(4, 64)),
-        "intermediate_size": draw(st.integers(8, 4000)),
-        "num_hidden_layers": draw(st.integers(1, 30)),
-        "num_attention_heads": heads,
+        "hidden_size": heads * draw(st.integers(4, 64)), "intermediate_size": draw(st.integers(8, 4000)),
+        "num_hidden_layers": draw(st.integers(1, 30)), "num_attention_heads": heads,
         "vocab_size": draw(st.integers(300, 60000)),
-    }
+    }  # fmt: skip
     if family != "tiny:bert":
         config["num_key_value_heads"] = heads // groups
     return {
         "model": {
-            "name": family,
-            "config": config,
-            "gradient_checkpointing": draw(st.booleans()),
+            "name": family, "config": config, "gradient_checkpointing": draw(st.booleans()),
             "dtype": draw(st.sampled_from(["float32", "bfloat16"])),
         },
         "data": {
-            "source": "builtin:instructions",
-            "max_length": draw(st.integers(2, 3000)),
+            "source": "builtin:instructions", "max_length": draw(st.integers(2, 3000)),
             "packing": draw(st.sampled_from(["isolated", "none", "wrapped"])),
         },
         "adapter": {
-            "type": draw(st.sampled_from(["none", "lora"])),
-            "r": draw(st.integers(1, 64)),
+            "type": draw(st.sampled_from(["none", "lora"])), "r": draw(st.integers(1, 64)),
             "dropout": draw(st.sampled_from([0.0, 0.1])),
         },
         "strategy": {"name": draw(st.sampled_from([n for n in NAMES if n != "single"]))},
         "train": {"micro_batch_size": draw(st.integers(1, 16)), "grad_accum": draw(st.sampled_from([1, 4]))},
         "cluster": {"procs_per_node": draw(st.sampled_from([1, 2, 3, 8])), "device": "cpu"},
-    }
+    }  # fmt: skip
 
 
 def changed(spec: dict[str, Any], section: str, **values: Any) -> dict[str, Any]:
@@ -111,13 +105,9 @@ def test_checkpointing_never_keeps_more_for_backward(spec: dict[str, Any]) -> No
 
 
 junk = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-(10**30), 10**30),
-    st.floats(allow_nan=True),
-    st.text(max_size=8),
+    st.none(), st.booleans(), st.integers(-(10**30), 10**30), st.floats(allow_nan=True), st.text(max_size=8),
     st.lists(st.integers(), max_size=2),
-)
+)  # fmt: skip
 KEYS = sorted(
     {
         n
@@ -126,23 +116,14 @@ KEYS = sorted(
         if n
     }
     | {
-        "vocab_size",
-        "head_dim",
-        "num_key_value_heads",
-        "num_local_experts",
-        "num_experts",
-        "n_routed_experts",
+        "vocab_size", "head_dim", "num_key_value_heads", "num_local_experts", "num_experts", "n_routed_experts",
         "moe_intermediate_size",
     }
     | {
-        "num_experts_per_tok",
-        "n_shared_experts",
-        "first_k_dense_replace",
-        "tie_word_embeddings",
-        "attention_bias",
+        "num_experts_per_tok", "n_shared_experts", "first_k_dense_replace", "tie_word_embeddings", "attention_bias",
         "attention_dropout",
     }
-)
+)  # fmt: skip
 
 
 @settings(max_examples=examples(100), deadline=None)

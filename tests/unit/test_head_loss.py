@@ -57,14 +57,12 @@ def adapted(spec: AdapterSpec, **config: Any) -> Any:
 
 CASES = {
     "trained": lambda: model_of("mistral", tie_word_embeddings=False),
-    "tied": lambda: model_of("mistral", tie_word_embeddings=True),
-    "frozen": lambda: adapted(LORA),
+    "tied": lambda: model_of("mistral", tie_word_embeddings=True), "frozen": lambda: adapted(LORA),
     "with an adapter": lambda: adapted(AdapterSpec(type="lora", r=4, targets=["q_proj", "lm_head"])),
     "trained in full beside adapters": lambda: adapted(
         AdapterSpec(type="lora", r=4, targets=["q_proj"], modules_to_save=["embed_tokens", "lm_head"])
     ),
-    "with a bias": lambda: model_of("phi"),
-    "multiplied afterwards": lambda: model_of("granite", logits_scaling=0.25),
+    "with a bias": lambda: model_of("phi"), "multiplied afterwards": lambda: model_of("granite", logits_scaling=0.25),
     "multiplied afterwards, with an adapter": lambda: add_adapter(
         model_of("cohere", logit_scale=3.0, tie_word_embeddings=False),
         AdapterSpec(type="lora", r=4, targets=["q_proj", "lm_head"]), classifier=False, base="b", seed=1,

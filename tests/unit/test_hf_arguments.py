@@ -43,14 +43,9 @@ def test_what_contradicts_is_refused_by_name(given: Any, words: str) -> None:
 
 def test_what_agrees_or_turns_nothing_on_is_taken() -> None:
     given = {
-        "learning_rate": 5e-5,
-        "bf16": False,
-        "report_to": "none",
-        "save_strategy": "no",
-        "push_to_hub": False,
-        "max_steps": 10,
-        "torch_empty_cache_steps": 5,
-    }
+        "learning_rate": 5e-5, "bf16": False, "report_to": "none", "save_strategy": "no", "push_to_hub": False,
+        "max_steps": 10, "torch_empty_cache_steps": 5,
+    }  # fmt: skip
     assert complete_arguments(given, asked())["torch_empty_cache_steps"] == 5
 
 

@@ -96,10 +96,8 @@ def test_the_spec_says_what_was_chosen_and_each_proposed_key_is_valid(choices: S
     assert (spec.model.name, spec.data.source, spec.strategy.name) == (choices.model, choices.data, choices.strategy)
     slurm = spec.cluster.slurm
     assert (spec.cluster.launcher, spec.cluster.nodes, tuple(spec.cluster.hosts)) == (
-        choices.launcher,
-        choices.nodes,
-        choices.hosts,
-    )
+        choices.launcher, choices.nodes, choices.hosts,
+    )  # fmt: skip
     assert (slurm.partition, slurm.gpus_per_node, slurm.time, slurm.account) == (
         choices.partition, choices.gpus_per_node, choices.time, choices.account,
     )  # fmt: skip

@@ -31,15 +31,10 @@ def story(r: int, own: float, queued: float, taken: float, **changes: Any) -> li
     for s in range(1, STEPS + 1):
         found.append(
             {
-                "event": "step",
-                "rank": r,
-                "step": s,
-                "time": s * STEP_S,
-                "own_s": own,
-                "own_queued_s": queued,
+                "event": "step", "rank": r, "step": s, "time": s * STEP_S, "own_s": own, "own_queued_s": queued,
                 "step_time_s": STEP_S,
             }
-        )
+        )  # fmt: skip
         if s % 10 == 0:
             found.append(load(r, s * STEP_S, taken, **changes))
     return found
@@ -98,14 +93,10 @@ def test_a_slow_rank_is_named_only_once_its_load_is_known() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"seconds": 0},
-        {"seconds": "x"},
-        {"cpu_s": None},
-        {"time": float("nan")},
-        {"seconds": float("inf")},
+        {"seconds": 0}, {"seconds": "x"}, {"cpu_s": None}, {"time": float("nan")}, {"seconds": float("inf")},
         {"compute_threads": "4"},
     ],
-)
+)  # fmt: skip
 def test_damaged_records_are_left_out(changes: dict[str, Any]) -> None:
     assert read_load(load(0, 1.0, 0.5)) is not None
     assert read_load({**load(0, 1.0, 0.5), **changes}) is None
@@ -144,12 +135,8 @@ def test_figures_are_of_the_undisturbed_repeats() -> None:
     known = load_figures(found, "zero1")
     assert known["taken_share"] == pytest.approx(0.48, abs=0.03)
     assert {**known, "taken_share": 0} == {
-        "repeats": 3,
-        "counted": 2,
-        "disturbed": 1,
-        "taken_share": 0,
-        "undisturbed": True,
-    }
+        "repeats": 3, "counted": 2, "disturbed": 1, "taken_share": 0, "undisturbed": True,
+    }  # fmt: skip
     row = evaluate_strategies(found)[0]
     assert "1 of 3 repeats are not counted: the machine was overloaded" in row.marks
     (text,) = load_conclusions(found, ["zero1", "zero2"])

@@ -21,11 +21,9 @@ from tests.unit.test_plan import facts
 
 # width, layers, shape: what the notes count
 COUNTS = {
-    (1024, 3, "wide"): 25_175_040,
-    (2048, 3, "wide"): 100_681_728,
-    (4096, 6, "blocks"): 805_429_248,
+    (1024, 3, "wide"): 25_175_040, (2048, 3, "wide"): 100_681_728, (4096, 6, "blocks"): 805_429_248,
     (4096, 8, "blocks"): 1_073_905_664,
-}
+}  # fmt: skip
 
 
 def spec_of(width: int = 8, layers: int = 2, shape: str = "blocks", **sections: Any) -> dict[str, Any]:

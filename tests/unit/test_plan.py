@@ -82,16 +82,10 @@ def test_batch_arithmetic() -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("90", 5400),
-        ("90:30", 5430),
-        ("1:30:00", 5400),
-        ("2-0", 172800),
-        ("2-1:30", 178200),
-        ("2-1:30:05", 178205),
-        ("UNLIMITED", None),
-        ("1:2:3:4", None),
+        ("90", 5400), ("90:30", 5430), ("1:30:00", 5400), ("2-0", 172800), ("2-1:30", 178200), ("2-1:30:05", 178205),
+        ("UNLIMITED", None), ("1:2:3:4", None),
     ],
-)
+)  # fmt: skip
 def test_time_limits_as_slurm_reads_them(text: str, seconds: int | None) -> None:
     assert parse_time_limit(text) == seconds
 

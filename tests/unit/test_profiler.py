@@ -166,11 +166,9 @@ def test_an_error_within_a_step_leaves_a_trace_and_no_hook(tmp_path: Path) -> No
 def planned(**profile: Any) -> list[str]:
     facts = MachineFacts(host="h", cpus=8, memory_bytes=2**34, gpus=[], cpu_model="", system="Linux")
     spec = {
-        "model": {"name": "tiny:mistral"},
-        "data": {"source": "builtin:news"},
-        "train": {"max_steps": 10},
+        "model": {"name": "tiny:mistral"}, "data": {"source": "builtin:news"}, "train": {"max_steps": 10},
         "observe": {"profile": profile},
-    }
+    }  # fmt: skip
     return make_plan(parse_spec(spec), facts).warnings
 
 

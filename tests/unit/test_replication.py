@@ -28,13 +28,11 @@ def planned(
     spec = parse_spec(
         {
             "model": {"name": "zai-org/GLM-4.5-Air", "gradient_checkpointing": True},
-            "data": {"source": "builtin:instructions", "max_length": 1024},
-            "adapter": adapter or {"type": "lora"},
-            "strategy": {"name": "pytorch_zero3", **(strategy or {})},
-            "train": {"micro_batch_size": 1},
+            "data": {"source": "builtin:instructions", "max_length": 1024}, "adapter": adapter or {"type": "lora"},
+            "strategy": {"name": "pytorch_zero3", **(strategy or {})}, "train": {"micro_batch_size": 1},
             "cluster": NODES | cluster,
         }
-    )
+    )  # fmt: skip
     return spec, make_plan(spec, facts())
 
 

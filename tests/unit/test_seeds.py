@@ -30,14 +30,11 @@ SEVEN = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_p
 MISTRAL = {
     "model.name": "mistralai/Mistral-7B-v0.1", "model.dtype": "bfloat16", "model.gradient_checkpointing": False,
     "data.source": "yahma/alpaca-cleaned", "data.split": "train", "data.template": "alpaca", "data.subset": 2048,
-    "data.max_length": 512,
-    "data.packing": "none", "data.mask_prompt": False, "data.eval_fraction": 0.0,
+    "data.max_length": 512, "data.packing": "none", "data.mask_prompt": False, "data.eval_fraction": 0.0,
     "adapter.type": "lora", "adapter.r": 8, "adapter.alpha": 16.0, "adapter.dropout": 0.05, "adapter.targets": SEVEN,
     "strategy.name": "hf_trainer", "train.max_steps": 10, "train.micro_batch_size": 1, "train.grad_accum": 1,
-    "train.lr": 5e-5,
-    "train.schedule": "linear", "cluster.slurm.partition": "gpu", "cluster.slurm.gres": "gpu:8",
-    "cluster.slurm.mem": "0",
-    "cluster.slurm.time": "01:00:00",
+    "train.lr": 5e-5, "train.schedule": "linear", "cluster.slurm.partition": "gpu", "cluster.slurm.gres": "gpu:8",
+    "cluster.slurm.mem": "0", "cluster.slurm.time": "01:00:00",
 }  # fmt: skip
 GLM = {
     "model.name": "zai-org/GLM-4.5-Air", "model.dtype": "bfloat16", "model.gradient_checkpointing": True,
@@ -52,15 +49,13 @@ YELP = {
     "model.name": "HuggingFaceTB/SmolLM2-360M-Instruct", "model.dtype": "float32",
     "data.source": "Yelp/yelp_review_full",
     "train.global_batch_size": 8, "train.lr": 5e-5, "adapter.type": "none", "observe.profile.wait": 1,
-    "observe.profile.warmup": 2,
-    "observe.profile.active": 3,
+    "observe.profile.warmup": 2, "observe.profile.active": 3,
 }  # fmt: skip
 LAB = {
     "model.config": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256,
     "max_position_embeddings": 256},
     "data.source": "fancyzhx/ag_news", "data.subset": 2000, "train.epochs": 3.0, "observe.log_every": 10,
-    "strategy.name": "hf_trainer",
-    "strategy.find_unused_parameters": False, "cluster.env": {"OMP_NUM_THREADS": "2"},
+    "strategy.name": "hf_trainer", "strategy.find_unused_parameters": False, "cluster.env": {"OMP_NUM_THREADS": "2"},
     "cluster.slurm.partition": "torch",
     "cluster.slurm.cpus_per_task": 4, "cluster.slurm.time": "00:30:00", "cluster.stage": "auto",
 }  # fmt: skip
@@ -73,8 +68,7 @@ SMOKE = {
 }  # fmt: skip
 ZERO1 = SMOKE | {
     "model.dtype": "bfloat16", "strategy.name": "deepspeed_zero1", "train.micro_batch_size": 32,
-    "train.max_grad_norm": 1.0,
-    "strategy.config.gradient_clipping": 1.0, "strategy.config.bf16": {"enabled": True},
+    "train.max_grad_norm": 1.0, "strategy.config.gradient_clipping": 1.0, "strategy.config.bf16": {"enabled": True},
     "strategy.config.zero_optimization": {
         "stage": 1, "reduce_bucket_size": 500_000_000, "allgather_bucket_size": 500_000_000, "overlap_comm": True,
         "contiguous_gradients": True,
@@ -107,9 +101,7 @@ JOBS: dict[str, tuple[dict[str, Any], tuple[int, int, str, str, str, int]]] = {
     "004/02-ddp-2-gpus": (
         SMOKE
         | {
-            "strategy.name": "pytorch_ddp",
-            "train.micro_batch_size": 64,
-            "train.max_grad_norm": None,
+            "strategy.name": "pytorch_ddp", "train.micro_batch_size": 64, "train.max_grad_norm": None,
             "cluster.timeout_s": 120,
         }
         | slurm("normal", 8, "64G", "00:15:00", gres="gpu:2"),
@@ -125,7 +117,7 @@ JOBS: dict[str, tuple[dict[str, Any], tuple[int, int, str, str, str, int]]] = {
         | slurm("normal", 32, "200G", "01:00:00", gpus_per_node=2, exclusive=True),
         (4, 8, "cuda", "nccl", "bfloat16", 256),
     ),
-}
+}  # fmt: skip
 
 
 def at(raw: dict[str, Any], key: str) -> Any:
@@ -153,12 +145,8 @@ def test_a_job_is_that_of_its_notes(name: str) -> None:
     assert {key: at(raw, key) for key in said} == said
     plan = make_plan(spec, facts(gpus=2 if spec.cluster.launcher == "local" else 0))
     assert (len(plan.nodes), plan.world_size, plan.device, plan.backend, plan.dtype) == (
-        nodes,
-        ranks,
-        device,
-        backend,
-        dtype,
-    )
+        nodes, ranks, device, backend, dtype,
+    )  # fmt: skip
     assert plan.batch is not None and plan.batch.global_batch_size == batch
     assert plan.warnings == []
 

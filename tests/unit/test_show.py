@@ -46,11 +46,9 @@ anything = st.recursive(
     max_leaves=4,
 )
 events = st.builds(
-    lambda kind, rank, fields: {"event": kind, "rank": rank, **fields},
-    st.sampled_from(KINDS),
-    st.sampled_from([0, 0, 0, 1, None, "0"]),
-    st.dictionaries(st.sampled_from(FIELDS), anything),
-)
+    lambda kind, rank, fields: {"event": kind, "rank": rank, **fields}, st.sampled_from(KINDS),
+    st.sampled_from([0, 0, 0, 1, None, "0"]), st.dictionaries(st.sampled_from(FIELDS), anything),
+)  # fmt: skip
 usual = settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -86,28 +84,16 @@ def test_the_speed_is_that_of_the_steps_whenever_their_events_arrive() -> None:
         shown.event({"event": "phase", "rank": 0, "name": "train", "total_steps": 12, "first_step": 0})
         shown.event(
             {
-                "event": "step",
-                "rank": 0,
-                "step": 10,
-                "steps": 10,
-                "time": 5.0,
-                "step_time_s": 0.1,
-                "tokens": 300,
+                "event": "step", "rank": 0, "step": 10, "steps": 10, "time": 5.0, "step_time_s": 0.1, "tokens": 300,
                 "loss": 1.0,
             }
-        )
+        )  # fmt: skip
         shown.event(
             {
-                "event": "step",
-                "rank": 0,
-                "step": 12,
-                "steps": 2,
-                "time": 5.001,
-                "step_time_s": 0.5,
-                "tokens": 100,
+                "event": "step", "rank": 0, "step": 12, "steps": 2, "time": 5.001, "step_time_s": 0.5, "tokens": 100,
                 "loss": 1.0,
             }
-        )
+        )  # fmt: skip
     first, last = (line for line in out.getvalue().splitlines() if line.startswith("step"))
     assert "600 tokens/s" in first and "400 tokens/s" in last, "300 tokens of each of 2 ranks in 10 steps of 0.1 s"
 

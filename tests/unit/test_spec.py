@@ -138,15 +138,13 @@ def test_malformed_set_is_refused(item: str) -> None:
         (["strategy.name=pytorch_zero3", "strategy.adapters=ignored"], "adapter.type is none"),
         (
             [
-                "strategy.name=pytorch_zero3",
-                "strategy.adapters=ignored",
-                "strategy.offload=optimizer",
+                "strategy.name=pytorch_zero3", "strategy.adapters=ignored", "strategy.offload=optimizer",
                 "adapter.type=lora",
             ],
             "has nothing to keep in host memory",
         ),
     ],
-)
+)  # fmt: skip
 def test_values_that_contradict_each_other(items: list[str], words: str) -> None:
     assert words in refusal(items)
 

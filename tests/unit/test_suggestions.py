@@ -25,20 +25,11 @@ def refusal(*sets: str) -> str:
 @pytest.mark.parametrize(
     ("wrong", "meant"),
     {
-        "ddp": "pytorch_ddp",
-        "DDP": "pytorch_ddp",
-        "fsdp": "pytorch_zero3",
-        "fsdp2": "pytorch_zero3",
-        "deepspeed": "deepspeed_zero3",
-        "DeepSpeed-Stage-2": "deepspeed_zero2",
-        "ZeRO-3": "zero3",
-        "Zero3": "zero3",
-        "zero": "zero1",
-        "pytorchddp": "pytorch_ddp",
-        "simple_dpp": "simple_ddp",
-        "Trainer": "hf_trainer",
+        "ddp": "pytorch_ddp", "DDP": "pytorch_ddp", "fsdp": "pytorch_zero3", "fsdp2": "pytorch_zero3",
+        "deepspeed": "deepspeed_zero3", "DeepSpeed-Stage-2": "deepspeed_zero2", "ZeRO-3": "zero3", "Zero3": "zero3",
+        "zero": "zero1", "pytorchddp": "pytorch_ddp", "simple_dpp": "simple_ddp", "Trainer": "hf_trainer",
     }.items(),
-)
+)  # fmt: skip
 def test_strategies(wrong: str, meant: str) -> None:
     assert f"unknown strategy {wrong!r}; did you mean {meant!r}" in refusal(f"strategy.name={wrong}")
 

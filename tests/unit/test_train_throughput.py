@@ -37,12 +37,8 @@ def test_every_peer_has_both_packings() -> None:
 def _run(variant: str, repeat: int, rate: float, loss: float = 7.8, mib: int = 100, *, counts: bool = True) -> dict:
     rates = {"total": rate, "median": rate, "with_warmup": rate}
     record = {
-        "tokens_per_s_per_rank": rates,
-        "heldout_loss": loss,
-        "grown_bytes": mib << 20,
-        "useful_tokens": 1,
-        "steps": 1,
-    }
+        "tokens_per_s_per_rank": rates, "heldout_loss": loss, "grown_bytes": mib << 20, "useful_tokens": 1, "steps": 1,
+    }  # fmt: skip
     return {"variant": variant, "repeat": repeat, "counts": counts, "record": record}
 
 
@@ -92,11 +88,9 @@ def test_tables_and_record_hold_what_was_measured() -> None:
     runs = [_run("d", 0, 1100), _run("c", 0, 1000), _floor(0, 1250, 1300)]
     settings = {"memory_vocabulary": 32000}
     found = {
-        "settings": settings,
-        **compared(runs, [_run("d", 0, 1, mib=50), _run("c", 0, 1)]),
-        "runs": runs,
+        "settings": settings, **compared(runs, [_run("d", 0, 1, mib=50), _run("c", 0, 1)]), "runs": runs,
         "memory_runs": [],
-    }
+    }  # fmt: skip
     text = tables(found)
     assert "| bare DDP loop (`c`) | wrapped | 1,000 (1,000 to 1,000) | 1.10 (1.10 to 1.10) | 1.20 missed | 1.25" in text
     assert "`d/c` 0.50 (met)" in text
