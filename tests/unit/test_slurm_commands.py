@@ -1,21 +1,173 @@
-"""Slurm's commands when they answer badly, late or not at all. Stubs stand in for them: what the real ones do, the box
-shows."""
+"""Slurm's commands: what their answers mean, what is called, and what follows if they answer badly, late or not at all.
+
+`slurm_answers` holds answers as 21.08 to 25.05 print them; stubs stand in for the commands, which the box has.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import time
+from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
+import allranks
 from allranks.errors import EnvironmentNotAble
+from allranks.nodes.slurm import answers
+from allranks.nodes.slurm.allocations import Allocation, expand_hostlist
 from allranks.nodes.slurm.answers import JobInfo, NoAnswer, NodeInfo
 from allranks.nodes.slurm.commands import NO_ANSWER, Slurm
-from tests.unit.test_slurm_answers import text
+from allranks.nodes.slurm.srun import run_with_srun, srun_command
+from allranks.nodes.staging.broadcast import StagingStep
 
+FOLDER = Path(__file__).parent / "slurm_answers"
+GOLDEN = FOLDER / "expected.json"
 AWAY = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
 NOT_KNOWN = "slurm_load_jobs error: Invalid job id specified"
 DISABLED = "Slurm accounting storage is disabled"
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Slurm prints local time; the golden file holds seconds since the epoch."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def text(name: str) -> str:
+    return (FOLDER / f"{name}.txt").read_text()
+
+
+def job(name: str) -> JobInfo:
+    (only,) = answers.parse_jobs(text(name))
+    return only
+
+
+def node(name: str) -> NodeInfo:
+    return answers.parse_nodes(text(name))[0]
+
+
+def fields(info: msgspec.Struct) -> dict[str, Any]:
+    """The fields that were printed: the others have their defaults."""
+    usual = {field.name: field.default for field in msgspec.structs.fields(info)}
+    return {name: value for name, value in msgspec.structs.asdict(info).items() if value != usual[name]}
+
+
+def read(name: str) -> Any:
+    if "-job-" in name:
+        return {**fields(job(name)), "end_text": answers.end_text(job(name))}
+    if "-node-" in name:
+        return {**fields(node(name)), "lost": answers.is_lost(node(name))}
+    if "-sinfo" in name:
+        return [msgspec.structs.astuple(line) for line in answers.parse_partitions(text(name))]
+    ended = answers.parse_sacct(text(name), "4711")
+    return None if ended is None else {"state": ended.state, "end_text": answers.end_text(ended)}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.txt")))
+def test_an_answer_is_read_as_its_golden_line_says(name: str) -> None:
+    golden, seen = json.loads(GOLDEN.read_text()), json.loads(msgspec.json.encode(read(name)))
+    if os.environ.get("ALLRANKS_GOLDEN") == "write":
+        golden[name] = seen
+        lines = (f"{json.dumps(key)}: {json.dumps(golden[key])}" for key in sorted(golden))
+        GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    assert seen == golden[name]
+
+
+def test_free_text_cannot_pretend_to_be_a_state() -> None:
+    """Recorded: the job's name and comment hold ``JobState=FAILED``, a node's reason ``State=DOWN``."""
+    assert "JobState=FAILED" in text("22.05-job-running") and job("22.05-job-running").state == "RUNNING"
+    assert job("24.05-job-preempted").state == "PREEMPTED"
+    assert "slow State=DOWN" in text("22.05-node-drain") and node("22.05-node-drain").state == "IDLE"
+
+
+@pytest.mark.parametrize(
+    ("name", "now", "cause"),
+    [
+        # recorded while the signal was handled
+        ("22.05-job-cancelling", "2026-11-22T17:08:34", "cancelled"),
+        ("22.05-job-preempt-grace", "2026-11-22T17:04:21", "preempted"),
+        ("22.05-job-preempted", "2026-11-22T17:04:43", "preempted"),
+        ("22.05-job-time-limit", "2026-11-22T17:06:13", "time_limit"),
+        ("22.05-job-node-fail", "2026-11-22T17:06:45", "node_fail"),
+        ("22.05-job-requeue", "2026-11-22T17:08:42", "unknown"),
+        ("22.05-job-killed-by-usr1", "2026-11-22T17:04:12", "time_limit"),
+        # two hours of limit: far from it, near it, and as early as Slurm may signal
+        ("22.05-job-running", "2026-11-22T17:10:00", "unknown"),
+        ("22.05-job-running", "2026-11-22T19:06:31", "time_limit"),
+        ("22.05-job-running", "2026-11-22T19:05:32", "time_limit"),
+        ("22.05-job-running", "2026-11-22T19:04:00", "unknown"),
+        # written after the documentation
+        ("21.08-job-cancelled", "2026-03-02T10:10:01", "cancelled"),
+        ("23.02-job-node-fail", "2026-03-02T10:10:01", "node_fail"),
+        ("23.02-job-unlimited", "2026-03-02T22:00:00", "unknown"),
+        ("23.11-job-timeout", "2026-03-02T22:00:23", "time_limit"),
+        ("24.05-job-preempted", "2026-03-02T10:10:31", "preempted"),
+        ("25.05-job-completing", "2026-03-02T10:10:01", "unknown"),
+        ("25.05-job-running", "2026-03-02T21:58:00", "time_limit"),
+    ],
+)
+def test_why_a_job_was_signalled(name: str, now: str, cause: str) -> None:
+    assert answers.why_signalled(job(name), datetime.fromisoformat(now).timestamp(), signal_s=120) == cause
+
+
+def test_no_answer_gives_no_cause_and_no_verdict() -> None:
+    assert answers.why_signalled(None, 0.0, 120) == "unknown"
+    assert answers.is_lost(None) is None and answers.is_lost(NoAnswer("slurmctld is away")) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ("RUNNING", ("RUNNING", (), None)),
+        ("COMPLETING", ("COMPLETING", ("COMPLETING",), None)),
+        ("CANCELLED,COMPLETING", ("CANCELLED", ("COMPLETING",), None)),
+        ("CANCELLED+COMPLETING", ("CANCELLED", ("COMPLETING",), None)),
+        ("CANCELLED by 2001", ("CANCELLED", (), 2001)),
+        ("PENDING,REQUEUED,POWER_UP_NODE", ("PENDING", ("REQUEUED", "POWER_UP_NODE"), None)),
+        ("", ("UNKNOWN", (), None)),
+    ],
+)
+def test_job_states(state: str, expected: tuple[str, tuple[str, ...], int | None]) -> None:
+    assert answers.job_state(state) == expected
+
+
+@pytest.mark.parametrize(
+    ("gres", "gpus"),
+    [
+        ("gpu:8", 8), ("gpu", 1), ("gpu:a100", 1), ("gpu:a100:4(S:0-1)", 4), ("gpu:a100:2,gpu:v100:2", 4), ("(null)", 0), (None, 0), ("", 0),
+        ("shard:8", 0), ("mps:400", 0), ("gpu:2,shard:16(S:0,1),mps:200", 2), ("gpu:tesla(S:0,1),nvme:1", 1), ("gres/gpu:h100=4", 4),
+        ("gres:gpu:2", 2), ("gpu:a100:no_consume:4", 4), ("gpu:0", 0), ("mygpu:4", 0), ("gpu:8(IDX:0-7)", 8),
+    ],
+)  # fmt: skip
+def test_gpus_in_generic_resources(gres: str | None, gpus: int) -> None:
+    assert answers.gpu_count(gres) == gpus
+
+
+@pytest.mark.parametrize(
+    ("version", "partition", "gpus"),
+    [
+        ("21.08", None, 0), ("21.08", "gpu", 4), ("21.08", "nope", None), ("21.08", "mps", 2), ("21.08", "cpu,gpu", 4),
+        ("25.05", None, 8), ("25.05", "batch", 0), ("25.05", "mixed", 1), ("22.05", None, 2), ("22.05", "gpu", 2),
+    ],
+)  # fmt: skip
+def test_gpus_of_a_partition(version: str, partition: str | None, gpus: int | None) -> None:
+    assert answers.partition_gpus(answers.parse_partitions(text(f"{version}-sinfo")), partition) == gpus
+
+
+def test_an_array_gives_one_record_a_task_and_the_one_asked_for_is_found() -> None:
+    two = text("22.05-job-running") + text("22.05-job-requeue")
+    assert [one.job for one in answers.parse_jobs(two)] == ["1", "2"]
+    second = answers.parse_job(two, "2")
+    assert second is not None and second.restarts == 1 and answers.parse_job("", "2") is None
 
 
 def stub(folder: Path, **scripts: str) -> Slurm:
@@ -38,8 +190,8 @@ def test_a_job_that_slurm_does_not_know_differs_from_no_answer(tmp_path: Path) -
     assert unknown.try_job("7") is None
     assert unknown.state("7").state == "GONE" and not unknown.state("7").alive
     away = stub(tmp_path, scontrol=saying(tmp_path, AWAY, 1, ">&2"))
-    found = away.try_job("7")
-    assert isinstance(found, NoAnswer) and "Unable to contact" in found.reason
+    answer = away.try_job("7")
+    assert isinstance(answer, NoAnswer) and "Unable to contact" in answer.reason
     assert away.state("7").state == NO_ANSWER
     assert away.state("7").alive, "a controller that restarts has ended no job"
     assert away.restarts("7") is None and away.end_reason("7") == "unknown"
@@ -55,9 +207,8 @@ def test_a_node_that_slurm_does_not_know_differs_from_no_answer(tmp_path: Path) 
 
 def test_the_answer_of_a_job_is_read(tmp_path: Path) -> None:
     slurm = stub(tmp_path, scontrol=saying(tmp_path, text("22.05-job-running")))
-    found = slurm.try_job("1")
-    assert isinstance(found, JobInfo) and found.state == "RUNNING"
-    state = slurm.state("1")
+    answer, state = slurm.try_job("1"), slurm.state("1")
+    assert isinstance(answer, JobInfo) and answer.state == "RUNNING"
     assert (state.state, state.nodes, state.alive, state.restarts) == ("RUNNING", "n[1-2]", True, 0)
 
 
@@ -72,8 +223,7 @@ def test_commands_that_cannot_be_started_are_no_answer(tmp_path: Path) -> None:
     (tmp_path / "not-executable").write_text("#!/bin/sh\n")
     (tmp_path / "not-executable").chmod(0o644)
     forbidden = Slurm([str(tmp_path / "not-executable")], "forbidden")
-    assert isinstance(forbidden.try_job("7"), NoAnswer)
-    assert isinstance(forbidden.try_node("n1"), NoAnswer)
+    assert isinstance(forbidden.try_job("7"), NoAnswer) and isinstance(forbidden.try_node("n1"), NoAnswer)
     assert forbidden.partition_gpus(None) is None and forbidden.node_state("n1") == "unknown"
     with pytest.raises(EnvironmentNotAble, match="cannot be started"):
         forbidden.call("sbatch")
@@ -83,8 +233,8 @@ def test_a_command_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None
     """A wrapper script's child holds the pipe: killing the wrapper alone would wait for the child."""
     slurm = stub(tmp_path, scontrol=f"sleep 120 & echo $! > {tmp_path}/child; wait")
     began = time.monotonic()
-    found = slurm.try_job("7")
-    assert isinstance(found, NoAnswer) and "within 10 s" in found.reason
+    answer = slurm.try_job("7")
+    assert isinstance(answer, NoAnswer) and "within 10 s" in answer.reason
     assert time.monotonic() - began < 60, "not until the child ends by itself"
     status = Path("/proc") / (tmp_path / "child").read_text().strip() / "status"
     deadline = time.monotonic() + 10
@@ -100,34 +250,82 @@ def alive(status: Path) -> bool:
         return False
 
 
-@pytest.mark.parametrize(
-    ("recorded", "said"),
-    [
-        ("22.05-job-killed", "FAILED (JobLaunchFailure, the batch script was killed by signal 9 (SIGKILL))"),
-        ("22.05-job-failed", "FAILED (NonZeroExitCode, exit code 3)"),
-        ("22.05-job-completed", "COMPLETED"),
-        ("24.11-job-out-of-memory", "OUT_OF_MEMORY (OutOfMemory)"),
-    ],
-)
-def test_how_a_job_ended(tmp_path: Path, recorded: str, said: str) -> None:
-    assert stub(tmp_path, scontrol=saying(tmp_path, text(recorded))).end_reason("7") == said
+def test_how_a_job_ended(tmp_path: Path) -> None:
+    slurm = stub(tmp_path, scontrol=saying(tmp_path, text("22.05-job-failed")))
+    assert slurm.end_reason("7") == "FAILED (NonZeroExitCode, exit code 3)"
 
 
 @pytest.mark.parametrize(
     ("sacct", "said"),
     [
-        (("CANCELLED by 2001|0:15\n", 0, ""), "CANCELLED (by user id 2001, the batch script was killed by signal 15 (SIGTERM))"),
-        (("COMPLETED|0:0\n", 0, ""), "COMPLETED"),
+        (("CANCELLED by 2001|0:15\n",), "CANCELLED (by user id 2001, the batch script was killed by signal 15 (SIGTERM))"),
+        (("COMPLETED|0:0\n",), "COMPLETED"),
         ((DISABLED, 1, ">&2"), "unknown"),
-        ((DISABLED, 0, ""), "unknown"),
-        (("", 0, ""), "unknown"),
+        ((DISABLED,), "unknown"),
+        (("",), "unknown"),
         (None, "unknown"),
     ],
 )  # fmt: skip
 def test_a_job_that_scontrol_has_forgotten_is_looked_up_where_there_is_accounting(
-    tmp_path: Path, sacct: tuple[str, int, str] | None, said: str
+    tmp_path: Path, sacct: tuple[Any, ...] | None, said: str
 ) -> None:
     scripts = {"scontrol": saying(tmp_path, NOT_KNOWN, 1, ">&2")}
     if sacct is not None:
-        scripts["sacct"] = saying(tmp_path, sacct[0], sacct[1], sacct[2])
+        scripts["sacct"] = saying(tmp_path, *sacct)
     assert stub(tmp_path, **scripts).end_reason("7") == said
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on PATH for programs that stand for Slurm's."""
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_RESTART_COUNT", "SLURM_CLUSTER_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+def test_a_step_has_one_task_on_each_node_and_survives_the_failure_of_one() -> None:
+    tasks = ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=8", "--kill-on-bad-exit=0"]
+    assert srun_command(2, ["true"], cpus="8", options=["--wait=0"]) == ["srun", *tasks, "--wait=0", "true"]
+    named = srun_command(["n1", "n2"], ["true"], prefix=["box"], job_id="7", cpus=8)
+    assert named == ["box", "srun", "--jobid=7", "--nodelist=n[1-2]", *tasks, "true"]
+
+
+def test_checks_and_staging_name_job_and_nodes_alike(programs: Path) -> None:
+    program(programs, "srun", f'echo "$@" >> {programs}/calls; cat > /dev/null')
+    run_with_srun(["n1", "n2"], ["true"], 5, job_id="7")
+    with StagingStep(Allocation(job_id="7", nodes=("n1", "n2")), ["n1", "n2"], ["python3"], {"verb": "ask"}):
+        pass
+    check, stage = (line.split() for line in (programs / "calls").read_text().splitlines() if line.startswith("--"))
+    own = {"--wait=5", "--quit-on-interrupt", "--input=none", "true"}
+    assert set(check) - own == set(check) & set(stage), "only what differs by purpose differs"
+    assert {"--jobid=7", "--nodelist=n[1-2]", "--ntasks-per-node=1"} <= set(check) & set(stage)
+    assert {"--mem=0", "--cpu-bind=none", "--input=all", "--chdir=/", "--overlap"} <= set(stage)
+
+
+def test_the_job_of_this_process(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(EnvironmentNotAble, match="not inside a Slurm job"):
+        Allocation.current()
+    program(programs, "scontrol", '[ "$*" = "show hostnames n[1-2]" ] && printf "n1\\nn2\\n"')
+    for name, value in (("JOB_ID", "7"), ("JOB_NODELIST", "n[1-2]"), ("RESTART_COUNT", "3")):
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    assert (Allocation.current().nodes, Allocation.current().folder) == (("n1", "n2"), "cluster.7.3")
+
+
+def test_a_host_list_that_slurm_does_not_expand_is_an_error_and_not_an_empty_job(programs: Path) -> None:
+    program(programs, "scontrol", 'echo "Invalid hostlist: n[1-" >&2; exit 1')
+    with pytest.raises(EnvironmentNotAble, match=r"show hostnames failed: Invalid hostlist: n\[1-"):
+        expand_hostlist(Slurm([], "own"), "n[1-")
+
+
+@pytest.mark.parametrize(("words", "place"), [('"srun"', "srun.py"), ('"hostnames"', "allocations.py")])
+def test_no_other_module_builds_these_commands(words: str, place: str) -> None:
+    package = Path(allranks.__file__).parent
+    users = {str(path.relative_to(package)) for path in package.rglob("*.py") if words in path.read_text("utf-8")}
+    readers = {name for name in users if name.startswith(("analysis/", "lab/cluster/requirements.py"))}
+    assert users - readers == {f"nodes/slurm/{place}"}
