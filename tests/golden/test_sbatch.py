@@ -1,5 +1,6 @@
-"""The batch script: equal to the files beside this test, and safe whatever the spec holds.
+"""The batch script: equal to the records beside this test, and safe whatever the spec holds.
 
+plain.sbatch and everything.sbatch are whole; of the other scripts sbatch.txt holds what differs from plain.sbatch.
 After a wanted change: ``ALLRANKS_GOLDEN=write python -m pytest tests/golden``, then read the difference.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -72,28 +74,44 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+WHOLE = ("plain", "everything")
+EXAMPLES = ("mistral-7b-lora-ddp-2node", "glm-4.5-air-fsdp-lora-16xh200")
+
+
+def changes(text: str, base: str = "plain") -> list[str]:
+    """Each line that the base lacks, behind the slice of the base's lines which the line and its neighbours replace."""
+    before, now = (HERE / f"{base}.sbatch").read_text().splitlines(), text.splitlines()
+    found = []
+    for kind, low, high, begin, end in SequenceMatcher(None, before, now, autojunk=False).get_opcodes():
+        if kind != "equal":
+            found += [f"{low}:{high} {line}" for line in now[begin:end] or ["nothing"]]
+    return found
+
+
+def check_record(name: str, sections: dict[str, list[str]]) -> None:
+    text = "".join(f"== {title}\n" + "".join(f"{line}\n" for line in lines) for title, lines in sections.items())
+    if os.environ.get("ALLRANKS_GOLDEN") == "write":
+        (HERE / name).write_text(text)
+    assert text == (HERE / name).read_text(), "ALLRANKS_GOLDEN=write writes it anew"
+
+
+@pytest.mark.parametrize("name", WHOLE)
 def test_script_is_the_golden_one(name: str) -> None:
-    golden = HERE / f"{name}.sbatch"
     text = text_of(**CASES[name])
     if os.environ.get("ALLRANKS_GOLDEN") == "write":
-        golden.write_text(text)
-    assert text == golden.read_text()
+        (HERE / f"{name}.sbatch").write_text(text)
+    assert text == (HERE / f"{name}.sbatch").read_text()
 
 
-@pytest.mark.parametrize("example", ["mistral-7b-lora-ddp-2node", "glm-4.5-air-fsdp-lora-16xh200"])
-def test_plan_of_a_two_node_example_is_the_golden_one(example: str) -> None:
-    spec = load_spec(REPO / "examples" / f"{example}.yaml")
-    made = make_plan(spec, facts())
-    assert (made.world_size, made.device, made.backend, made.dtype) == (16, "cuda", "nccl", "bfloat16")
-    assert made.nodes[1].ranks == list(range(8, 16))
-    text = render_batch_script(
-        spec, made, RunDir(Path(f"/shared/runs/{example.split('-', maxsplit=1)[0]}-1")), "/env/bin/python"
-    )
-    golden = HERE / f"{example}.sbatch"
-    if os.environ.get("ALLRANKS_GOLDEN") == "write":
-        golden.write_text(text)
-    assert text == golden.read_text()
+def test_other_scripts_differ_from_the_golden_one_as_recorded() -> None:
+    texts = {name: text_of(**CASES[name]) for name in CASES if name not in WHOLE}
+    for name in EXAMPLES:
+        spec = load_spec(REPO / "examples" / f"{name}.yaml")
+        made, run = make_plan(spec, facts()), RunDir(Path(f"/shared/runs/{spec.name}-1"))
+        assert (made.world_size, made.device, made.backend, made.dtype) == (16, "cuda", "nccl", "bfloat16")
+        assert made.nodes[1].ranks == list(range(8, 16))
+        texts[name] = render_batch_script(spec, made, run, "/env/bin/python").replace(spec.name, "job")
+    check_record("sbatch.txt", {name: changes(text) for name, text in texts.items()})
 
 
 def test_agents_run_inside_of_containers_and_the_driver_does_not() -> None:

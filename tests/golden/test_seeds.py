@@ -1,14 +1,12 @@
-"""What the specs of the field notes would start: batch scripts and commands, equal to the files in seeds/.
+"""What the specs of the field notes would start: commands, and batch scripts as what differs from
+everything.sbatch (with modules) or plain.sbatch.
 
 After a wanted change: ``ALLRANKS_GOLDEN=write python -m pytest tests/golden``, then read the difference.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-
-import pytest
 
 from allranks.launch.hosts import node_commands
 from allranks.launch.slurm.script import render_batch_script
@@ -17,9 +15,9 @@ from allranks.planning.records import LaunchPlan
 from allranks.rundir.paths import RunDir
 from allranks.spec import RunSpec, load_spec
 from tests.conftest import REPO
+from tests.golden.test_sbatch import changes, check_record
 from tests.unit.test_plan import facts
 
-HERE = Path(__file__).parent / "seeds"
 SEEDS = REPO / "examples" / "seeds"
 FULL = [str(p.relative_to(SEEDS).with_suffix("")) for p in sorted(SEEDS.glob("0*/*.yaml")) if "-tiny" not in p.name]
 
@@ -32,24 +30,19 @@ def planned(name: str, *sets: str) -> tuple[RunSpec, LaunchPlan, RunDir]:
     return spec, make_plan(spec, facts()), RunDir(root / f"{spec.name}-1")
 
 
-def check_golden(name: str, text: str) -> None:
-    golden = HERE / name
-    if os.environ.get("ALLRANKS_GOLDEN") == "write":
-        golden.parent.mkdir(parents=True, exist_ok=True)
-        golden.write_text(text)
-    assert text == golden.read_text()
-
-
-@pytest.mark.parametrize("name", FULL)
-def test_what_a_job_of_the_notes_starts_is_the_golden_one(name: str) -> None:
-    spec, plan, run = planned(name)
-    if spec.cluster.launcher == "slurm":
-        check_golden(f"{name}.sbatch", render_batch_script(spec, plan, run, "/env/bin/python"))
-    elif spec.cluster.launcher == "hosts":
-        lines = node_commands(spec, run, plan, python="/env/bin/python", folder=Path("/shared"))
-        check_golden(f"{name}.sh", "".join(f"# {n.host}\n{line}\n" for n, line in zip(plan.nodes, lines, strict=True)))
-    else:
-        assert not (HERE / f"{name}.sbatch").exists() and plan.launcher == "local"
+def test_what_a_job_of_the_notes_starts_is_the_golden_one() -> None:
+    shown = {}
+    for name in FULL:
+        spec, plan, run = planned(name)
+        if spec.cluster.launcher == "slurm":
+            text = render_batch_script(spec, plan, run, "/env/bin/python").replace(spec.name, "job")
+            shown[name] = changes(text, "everything" if spec.cluster.modules else "plain")
+        elif spec.cluster.launcher == "hosts":
+            lines = node_commands(spec, run, plan, python="/env/bin/python", folder=Path("/shared"))
+            shown[name] = [f"{node.host}: {line}" for node, line in zip(plan.nodes, lines, strict=True)]
+        else:
+            assert plan.launcher == "local"
+    check_record("seeds.txt", shown)
 
 
 def test_the_lab_asks_for_as_many_nodes_as_it_is_told_and_leaves_out_the_bad_one() -> None:
