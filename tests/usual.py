@@ -20,7 +20,6 @@ CASES: dict[str, set[str]] = {
     "unit/test_cli_paths.py::test_a_file_that_may_not_be_read_ends_with_2_and_is_named": {"plan", "diagnose"},
     "unit/test_cli_paths.py::test_a_run_root_that_may_not_be_read_or_is_a_file_ends_with_2": {"runs"},
     "security/test_network.py::test_the_same_attack_executes_code_under_torchruns_c10d_rendezvous": set(),
-    "unit/test_builtin.py::test_no_row_comes_twice": {"0-instructions-5000"},
 }
 
 FILES: dict[str, set[str]] = {
