@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import mmap
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from allranks.rundir.heartbeat import Heartbeat, HeartbeatPage, HeartbeatWriter, page_paths
+from allranks.rundir.heartbeat import (
+    _LENGTH,
+    _SEQUENCES,
+    PAGE_SIZE,
+    Heartbeat,
+    HeartbeatPage,
+    HeartbeatWriter,
+    page_paths,
+)
 from allranks.train import rank_hooks
 
 IMPORTS = """
@@ -43,39 +53,52 @@ def page(monkeypatch: pytest.MonkeyPatch) -> HeartbeatPage:
 
 
 def read(page: HeartbeatPage) -> Heartbeat:
-    found = page.read()
-    assert found is not None
-    return found
+    beat = page.read()
+    assert beat is not None
+    return beat
 
 
 def test_torch_may_be_imported_while_the_heartbeat_runs(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTS, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
-    )
+    command = [sys.executable, "-c", IMPORTS, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.stdout, done.stderr) == ("True True ''\n", "")
+
+
+def test_a_rank_is_asked_for_its_record_and_answers(page: HeartbeatPage) -> None:
+    beats, states = rank_hooks.heartbeat, []
+    for change in (lambda: None, page.ask, beats.answered):
+        change()
+        states.append((beats.asked, page.answered))
+    assert states == [(False, False), (True, False), (False, True)]
+
+
+@pytest.mark.parametrize(("text", "size"), [('{"default', 9), ("{}", PAGE_SIZE), ("{}", -1)])
+def test_a_page_that_is_half_written_is_read_as_far_as_it_goes(page: HeartbeatPage, text: str, size: int) -> None:
+    rank_hooks.heartbeat.phase("train")
+    with mmap.mmap(page.fd, PAGE_SIZE) as raw:
+        _SEQUENCES.write(raw, text)
+        _LENGTH.pack_into(raw, _SEQUENCES.at, size)
+    assert (read(page).phase, read(page).sequences) == ("first step", {})
 
 
 def test_a_failure_of_the_heartbeat_is_on_the_page_until_it_is_over(
     page: HeartbeatPage, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def fails() -> dict[str, int]:
-        raise AttributeError("module has no attribute")
+    def state() -> tuple[int, str, dict[str, int]]:
+        return read(page).alive_beats, read(page).monitor_error, read(page).sequences
 
-    assert (read(page).alive_beats, read(page).monitor_error) == (0, "")
-    monkeypatch.setattr(rank_hooks, "_sequences", fails)
+    assert state() == (0, "", {})
+    monkeypatch.setattr(rank_hooks, "_sequences", Mock(side_effect=AttributeError("module has no attribute")))
     rank_hooks._report(Path("unused"))
-    assert (read(page).alive_beats, read(page).monitor_error) == (1, "AttributeError: module has no attribute")
+    assert state() == (1, "AttributeError: module has no attribute", {})
     monkeypatch.setattr(rank_hooks, "_sequences", lambda: {"default_pg": 4})
     rank_hooks._report(Path("unused"))
-    assert (read(page).alive_beats, read(page).monitor_error, read(page).sequences) == (2, "", {"default_pg": 4})
+    assert state() == (2, "", {"default_pg": 4})
     assert capfd.readouterr() == ("", "")
 
 
 def test_the_agent_is_answered_although_the_record_fails(page: HeartbeatPage, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(target: Path) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(rank_hooks, "_write_flight_record", fails)
+    monkeypatch.setattr(rank_hooks, "_write_flight_record", Mock(side_effect=MemoryError()))
     page.ask()
     rank_hooks._report(Path("unused"))
     assert page.answered
@@ -111,10 +134,7 @@ def test_a_thread_that_cannot_be_started_is_told_and_ends_nothing(
     monkeypatch.setenv("ALLRANKS_PULSE", page_paths([made]))
     monkeypatch.setenv("LOCAL_RANK", "0")
 
-    def fails(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", fails)
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
     rank_hooks.start_rank_hooks(rank_hooks.RunDir(tmp_path), 1, 0)
     assert (read(made).phase, read(made).alive_beats) == ("start", 0)
     assert read(made).monitor_error == "RuntimeError: can't start new thread"
