@@ -6,165 +6,36 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
+import click
 import pytest
 
-from allranks.analysis.diagnose import Diagnosis, diagnose
+from allranks.analysis.diagnose import diagnose
 from allranks.analysis.diagnose.lines import timestamp_of
+from allranks.analysis.diagnose.terminal import diagnosis_lines
+from tests.unit.diagnose_examples import DEVICE, DISK, answer, ids, of, oom
 from tests.unit.test_diagnose_judge import LOST, watchdog
 
-DEVICE = "RuntimeError: CUDA error: invalid device ordinal"
-DISK = "OSError: [Errno 28] No space left on device: 'x'"
-
-
-def of(folder: Path, files: dict[str, str]) -> Diagnosis:
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text + "\n")
-    return diagnose([folder])
-
-
-def first(folder: Path, files: dict[str, str]) -> tuple[str, int | None, str | None]:
-    finding = of(folder, files).findings[0]
-    return finding.id, finding.rank, finding.host
-
-
-def ids(found: Diagnosis) -> list[str]:
-    return [f.id for f in found.findings]
+BEGAN = "n1:70:70 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 3 nranks 4 cudaDev 0 busId 1000 - Init START"
+FAILED = "n1:70:71 [0] NCCL WARN Cuda failure 'invalid device ordinal'"
+RAY = '(Worker[rank={0}] pid=5, ip=10.0.0.{0})   File "/code/x.py", line 3, in f'
 
 
 @pytest.mark.parametrize(
-    ("name", "line", "rank", "host"),
+    ("files", "rank", "host"),
     [
-        ("train_rank0.log", f"[default3]: {DEVICE}", None, None),  # a rank within its node is no rank of the job
-        ("n1.rank0.log", f"[rank3]: {DEVICE}", 3, None),  # another rank need not be on this rank's host
-        ("n1.rank0.log", DEVICE, 0, "n1"),
-        ("job.out", f"(Worker[rank=5] pid=7, ip=10.0.0.4) {DEVICE}", 5, "10.0.0.4"),
-        ("job.out", f"[PG 0 Rank 2] {DEVICE}", 2, None),
-        ("job.out", f"3: working\n1: working\n2: {DEVICE}", None, None),
+        ({"train_rank0.log": f"[default3]: {DEVICE}"}, None, None),  # a rank within its node is no rank of the job
+        ({"n1.rank0.log": f"[rank3]: {DEVICE}"}, 3, None),  # another rank need not be on this rank's host
+        ({"n1.rank0.log": DEVICE}, 0, "n1"),
+        ({"job.out": f"(Worker[rank=5] pid=7, ip=10.0.0.4) {DEVICE}"}, 5, "10.0.0.4"),
+        ({"job.out": f"[PG 0 Rank 2] {DEVICE}"}, 2, None),
+        ({"job.out": f"3: working\n1: working\n2: {DEVICE}"}, None, None),
+        ({"job.out": f"{BEGAN}\n{FAILED}"}, 3, "n1"),
+        ({"ray.out": f"{RAY.format(1)}\n{RAY.format(2)}", "all.out": f"[rank1]: x\n[rank2]: {DEVICE}"}, 2, "10.0.0.2"),
     ],
 )
-def test_whose_line_it_is(tmp_path: Path, name: str, line: str, rank: int | None, host: str | None) -> None:
-    assert first(tmp_path, {name: line}) == ("invalid_device", rank, host)
-
-
-def test_nccls_processes_are_ranks_by_what_they_said_of_themselves(tmp_path: Path) -> None:
-    began = "n1:70:70 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 3 nranks 4 cudaDev 0 busId 1000 - Init START"
-    failed = "n1:70:71 [0] NCCL WARN Cuda failure 'invalid device ordinal'"
-    assert first(tmp_path, {"job.out": f"{began}\n{failed}"}) == ("invalid_device", 3, "n1")
-
-
-def test_where_a_rank_ran_may_stand_in_another_file(tmp_path: Path) -> None:
-    frame = '(Worker[rank={}] pid=5, ip=10.0.0.{})   File "/code/x.py", line 3, in f'
-    files = {
-        "ray.out": f"{frame.format(1, 6)}\n{frame.format(2, 7)}",
-        "all.out": f"[rank1]: working\n[rank2]: {DEVICE}",
-    }
-    assert first(tmp_path, files) == ("invalid_device", 2, "10.0.0.7")
-
-
-def test_a_warning_that_comes_again_after_the_last_step_was_not_survived(tmp_path: Path) -> None:
-    warning = (
-        "[W socket.cpp:601] [c10d] The client socket has failed to connect to [node-a]:29400 (errno: 111 - Connection "
-        "refused)."
-    )
-    found = of(tmp_path, {"a.log": f"{warning}\nstep 1/10 loss 2.5\n{warning}"})
-    assert (ids(found), found.benign, found.findings[0].count) == (["rendezvous_unreachable"], [], 2)
-
-
-def oom(more: str = "", *, want: str = "1.00 GiB", free: str = "") -> str:
-    tail = f" GPU 0 has a total capacity of 79.10 GiB of which {free} is free." if free else ""
-    return f"{more}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {want}.{tail}"
-
-
-CANCELLED = "slurmstepd: error: *** STEP 9.0 ON n1 CANCELLED AT 2025-02-04T03:05:00 ***"
-PREEMPTED = "slurmstepd: error: *** JOB 9 ON n1 CANCELLED AT 2025-02-04T03:05:00 DUE TO PREEMPTION ***"
-CRASH = "  exitcode  : -11 (pid: 7)\n  traceback : Signal 11 (SIGSEGV) received by PID 7"
-AWAY = (
-    "[rank1]: torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to "
-    "connect to (n1, 1)."
-)
-BARE = "RuntimeError: NCCL communicator: something"
-OPTIMIZER = '  File "/v/torch/optim/adamw.py", line 5, in _multi_tensor_adamw'
-BARRIER = '  File "/v/torch/distributed/distributed_c10d.py", line 3, in barrier'
-HOST_OOM = (
-    "RuntimeError: [enforce fail at alloc_cpu.cpp:118] . DefaultCPUAllocator: can't allocate memory: you tried to "
-    "allocate 9 bytes."
-)
-SPARE, NONE_FREE = oom(want="20.00 MiB", free="71.00 GiB"), oom(want="20.00 MiB", free="10.00 MiB")
-SAVES = '[rank{}]:   File "/code/x.py", line 3, in save_checkpoint'
-WRAPPED = (
-    "[rank{r}]:[E204 03:04:05.000001 ProcessGroupNCCL.cpp:632] [Rank {r}] Watchdog caught collective operation "
-    "timeout:\n"
-    "[rank{r}]: WorkNCCL(SeqNum=900, OpType={op}, NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for 600011 "
-    "milliseconds before timing out."
-)
-MAY_INDICATE = "[rank2]: This may indicate a possible application crash on rank {} or a network set up issue."
-SOCKET, SECOND = (f"n{n}:7:7 [0] NCCL INFO Using network Socket" for n in (1, 2))
-NO_IB = "n1:7:7 [0] NCCL INFO NET/IB : No device found."
-WANTS_IB = "n1:7:7 [0] NCCL INFO NCCL_IB_HCA set by environment to mlx5_0."
-WANTS_ETH = "n1:7:7 [0] NCCL INFO NCCL_SOCKET_IFNAME set by environment to eth0."
-BRIDGE, BRIDGE_2 = (f"n{n}:7:7 [0] NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>" for n in (1, 2))
-READY = "n1:7:7 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 2 cudaDev 0 busId 1000 - Init COMPLETE"
-
-
-@pytest.mark.parametrize(
-    ("lines", "named", "rank", "says"),
-    [
-        # how causes weigh against each other
-        ([DEVICE, "srun: error: n2: task 5: Exited with exit code 1"], ["invalid_device"], 5, ""),
-        ([f"[rank1]: {DEVICE}", "[rank0]: step 3/9 loss 2.0"], ["invalid_device"], 1, ""),
-        ([LOST, "Failed to initialize NVML"], ["no_gpu"], None, ""),
-        ([f"[rank0]: {LOST}", "[rank1]: KeyError: 'labels'"], ["application_error"], 1, "labels"),
-        ([AWAY], ["rendezvous_unreachable"], 1, ""),
-        ([AWAY, "[rank0]: bind: Address already in use"], ["port_in_use"], 0, ""),
-        ([PREEMPTED, CANCELLED], ["slurm_preempted"], None, ""),
-        ([watchdog(0), CRASH], ["rank_died"], None, ""),
-        ([DEVICE, "[rank1]: KeyError: 'labels'"], ["invalid_device", "application_error"], None, ""),
-        (["KeyError: 'labels'", *(f"step {n}/9 loss 1.0" for n in (2, 3, 4))], [], None, ""),
-        (["step 2/9 loss 1.0", "KeyError: 'labels'"], ["application_error"], None, ""),
-        ([BARE], ["collective_hang"], None, "does not say why"),
-        ([BARE, DEVICE], ["invalid_device"], None, ""),
-        (["misc/ibvwrap.cc:7 ibv_modify_qp failed"], [], None, ""),
-        ([MAY_INDICATE.format(1)], ["peer_died_first"], 1, "rank 1 disconnected"),
-        (["[rank1]: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d"], ["peer_died_first"], 0, ""),
-        ([*(f"{r}: [rank{r}]: working" for r in range(3)), f"3: [rank3]: {DEVICE}"], ["invalid_device"], 3, ""),
-        # collectives that timed out
-        ([WRAPPED.format(r=0, op="ALLREDUCE"), WRAPPED.format(r=1, op="BROADCAST")], ["collective_mismatch"], 0, ""),
-        ([watchdog(r, op="ALLTOALL", size=10 + r) for r in (0, 1)], ["collective_hang"], None, ""),
-        ([watchdog(r, op="COALESCED", size=10 + r) for r in (0, 1)], ["collective_hang"], None, ""),
-        ([watchdog(r, op="ALLGATHER", size=10 + r) for r in (0, 1)], ["collective_mismatch"], 0, "rank 0: 10, rank 1: 11"),
-        ([watchdog(0, seq=901), watchdog(1, op="BROADCAST"), watchdog(2, seq=901)], ["collective_mismatch"], 1, ""),
-        ([watchdog(0, seq=500), watchdog(0, seq=700, op="BROADCAST")], ["collective_mismatch"], 0, "several groups at once"),
-        ([watchdog(0), watchdog(1), SAVES.format(0), SAVES.format(1)], ["checkpoint_collective"], None, ""),
-        # memory
-        (["[rank0]: optimizer.step()", oom("[rank0]: ")], ["cuda_oom_optimizer_step"], 0, ""),
-        (["[rank1]: optimizer.step()", oom("[rank0]: ")], ["cuda_oom"], 0, ""),
-        ([oom(want="20.00 MiB", free="500.00 MiB")], ["cuda_oom"], None, ""),
-        ([SPARE, NONE_FREE], ["cuda_oom"], None, ""),
-        ([BARRIER, "RuntimeError: CUDA error: out of memory"], ["gpu_hardware_fault", "cuda_oom"], None, "first operation"),
-        ([OPTIMIZER, HOST_OOM], ["host_oom"], None, "optimizer's step"),
-        ([OPTIMIZER, "ValueError: a", *["quiet"] * 80, "step 7/9 loss 2.0", oom()], ["cuda_oom", "application_error"], None, ""),
-        ([OPTIMIZER, *["quiet"] * 250, oom()], ["cuda_oom"], None, ""),
-        ([f"{r}: {line}" for r in (0, 1) for line in (OPTIMIZER, oom())], ["cuda_oom_optimizer_step"], None, ""),
-        # the path of the data
-        (["n1:7:7 [0] NCCL WARN Call to ibv_open_device failed", SOCKET], ["silent_socket_fallback"], None, ""),
-        ([WANTS_IB, NO_IB, SOCKET], [], None, ""),  # one node, and nothing that broke
-        ([WANTS_ETH, NO_IB, SOCKET, SECOND], [], None, ""),  # nobody asked for RDMA
-        ([WANTS_IB, SOCKET, SECOND], [], None, ""),  # it was not missing
-        ([WANTS_IB, NO_IB, SOCKET, SECOND], ["silent_socket_fallback"], None, ""),
-        ([BRIDGE, BRIDGE_2], ["wrong_interface"], None, ""),
-        ([BRIDGE, BRIDGE_2, READY], [], None, ""),
-        ([BRIDGE], [], None, ""),
-    ],
-)  # fmt: skip
-def test_what_lines_name_together(
-    tmp_path: Path, lines: list[str], named: list[str], rank: int | None, says: str
-) -> None:
-    diagnosis = of(tmp_path, {"a.log": "\n".join(lines)})
-    assert ids(diagnosis) == named
-    if named:
-        assert diagnosis.findings[0].rank == rank
-        assert says in diagnosis.findings[0].cause
+def test_whose_line_it_is(tmp_path: Path, files: dict[str, str], rank: int | None, host: str | None) -> None:
+    (finding,) = of(tmp_path, files).findings
+    assert (finding.id, finding.rank, finding.host) == ("invalid_device", rank, host)
 
 
 @pytest.mark.parametrize(
@@ -180,27 +51,22 @@ def test_what_lines_name_together(
     ],
 )
 def test_times_of_lines(text: str, stamp: datetime | None) -> None:
-    found = timestamp_of(text)
-    assert found == (stamp.timestamp() if stamp else None)
+    assert timestamp_of(text) == (stamp.timestamp() if stamp else None)
 
 
-def fields(rank: int, host: str, code: int = 1) -> str:
-    return (
-        f"  time      : 2025-02-04_03:04:05\n  host      : {host}\n  rank      : {rank} (local_rank: 5)\n"
-        f"  exitcode  : {code} (pid: 7120)\n  error_file: <N/A>\n  traceback : To enable traceback see: "
-        "https://pytorch.org"
-    )
+FIELDS = (
+    "  time      : 2025-02-04_03:04:05\n  host      : {}\n  rank      : {} (local_rank: 5)\n  exitcode  : 1 (pid: 7)\n"
+    "  error_file: <N/A>\n  traceback : To enable traceback see: https://pytorch.org"
+)
 
 
-@pytest.mark.parametrize("others", [0, 1, 40])
+@pytest.mark.parametrize("others", [0, 40])
 def test_the_agents_table_names_the_rank_and_only_its_own_lines_count(tmp_path: Path, others: int) -> None:
     """The root cause stands last, behind all the others that failed."""
-    told = "\n".join(f"[{i}]:\n{fields(20 + i, 'node-a')}" for i in range(1, 1 + others))
-    root = f"Root Cause (first observed failure):\n[0]:\n{fields(13, 'node-d')}"
-    text = f"train.py FAILED\n{'-' * 20}\nFailures:\n{told}\n{'-' * 20}\n{root}\n{'=' * 20}"
-    found = of(tmp_path, {"a.log": text})
-    assert (found.verdict, ids(found)) == ("unexplained", [])
-    assert found.unexplained is not None
+    rows = "\n".join(f"[{i}]:\n{FIELDS.format('node-a', 20 + i)}" for i in range(1, 1 + others))
+    root = f"Root Cause (first observed failure):\n[0]:\n{FIELDS.format('node-d', 13)}"
+    found = of(tmp_path, f"train.py FAILED\n{'-' * 20}\nFailures:\n{rows}\n{'-' * 20}\n{root}\n{'=' * 20}")
+    assert answer(found) == ("unexplained", []) and found.unexplained is not None
     assert (found.unexplained.emitter, found.unexplained.rank, found.unexplained.host) == ("launcher", 13, "node-d")
 
 
@@ -216,68 +82,41 @@ def test_ranks_that_an_agent_stopped_and_that_saved_have_not_failed(tmp_path: Pa
     assert of(tmp_path, {"n1.exit.json": record}).verdict == "healthy"
 
 
-def run_folder(folder: Path, logs: dict[str, str]) -> Path:
-    for name in ("plan.json", "spec.yaml"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text("{}")
-    for name, text in logs.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text + "\n")
-    return folder
-
-
 def test_of_a_run_only_the_newest_attempt_is_read(tmp_path: Path) -> None:
     """Given itself, or found in a folder; with its stacks and records, without what is no log."""
-    logs = {
-        "logs/attempt-1/n1.rank0.log": DISK,
-        "logs/attempt-2/n1.rank0.log": DEVICE,
-        "logs/attempt-2/notes.md": "ModuleNotFoundError: No module named 'peft'",
-        "checkpoints/step-1/x.log": "ModuleNotFoundError: No module named 'peft'",
-        "other.log": "ModuleNotFoundError: No module named 'peft'",
-    }
-    run = run_folder(tmp_path / "runs" / "r", logs)
+    run, other = tmp_path / "runs" / "r", "ModuleNotFoundError: No module named 'peft'"
+    of(run, {"logs/attempt-1/n1.rank0.log": DISK, "logs/attempt-2/n1.rank0.log": DEVICE, "plan.json": "{}"})
+    of(
+        run,
+        {"logs/attempt-2/notes.md": other, "checkpoints/step-1/x.log": other, "other.log": other, "spec.yaml": "{}"},
+    )
     for given in (run, tmp_path):
         found = diagnose([given])
         assert (ids(found), found.files) == (["invalid_device"], 1), given
-    for attempt, interface in ((1, "eth0"), (2, "ib0")):
-        path = run / f"logs/attempt-{attempt}/n1.connections.json"
-        path.write_text(json.dumps({"interfaces": {interface: 3}}))
-    assert diagnose([run]).health.transports == {"TCP/ib0": 3}
+    interfaces = {f"logs/attempt-{n}/n1.connections.json": json.dumps({"interfaces": {f"ib{n}": 3}}) for n in (1, 2)}
+    assert of(run, interfaces).health.transports == {"TCP/ib2": 3}
 
 
 def test_flight_records_of_a_run_are_read_with_its_logs(tmp_path: Path) -> None:
     def dump(*calls: tuple[int, str]) -> str:
-        entries = [
-            {
-                "process_group": ["0", "x"],
-                "collective_seq_id": s,
-                "profiling_name": "nccl:all_reduce",
-                "input_sizes": [[4]],
-                "state": state,
-            }
-            for s, state in calls
-        ]
-        return json.dumps({"pg_config": {}, "entries": entries})
+        call = {"process_group": ["0", "x"], "profiling_name": "nccl:all_reduce", "input_sizes": [[4]]}
+        return json.dumps(
+            {"pg_config": {}, "entries": [{**call, "collective_seq_id": s, "state": state} for s, state in calls]}
+        )
 
     files = {
         "logs/attempt-1/n1.rank0.log": "step 1 loss 2.0",
         "hang/attempt-1/flight.rank0": dump((1, "completed"), (2, "started")),
         "hang/attempt-1/flight.rank1": dump((1, "completed")),
+        **dict.fromkeys(("plan.json", "spec.yaml"), "{}"),
     }
-    finding = diagnose([run_folder(tmp_path / "r", files)]).findings[0]
+    finding = of(tmp_path, files).findings[0]
     assert (finding.id, finding.rank) == ("collective_mismatch", 1)
 
 
 def test_folders_that_hold_no_logs_are_passed_over(tmp_path: Path) -> None:
-    files = {
-        "a.log": DEVICE,
-        "wandb/b.log": DISK,
-        ".git/c.log": DISK,
-        "train.py": DISK,
-        "job.sbatch": DISK,
-        "notes.md": DISK,
-    }
-    found = of(tmp_path, files)
+    others = ("wandb/b.log", ".git/c.log", "train.py", "job.sbatch", "notes.md")
+    found = of(tmp_path, {"a.log": DEVICE, **dict.fromkeys(others, DISK)})
     assert (ids(found), found.files) == (["invalid_device"], 1)
 
 
@@ -297,80 +136,76 @@ def test_files_read_in_parallel_come_back_in_their_order(tmp_path: Path) -> None
         assert all(e.text.startswith(f"[rank{Path(e.file).stem}]") for e in finding.evidence)
 
 
-def test_events_of_an_earlier_attempt_are_another_story(tmp_path: Path) -> None:
-    error = {"event": "error", "rank": 0, "time": 1.7e9, "type": "KeyError", "message": "'labels'", "echo": False}
-    start = {"event": "start", "rank": 0, "time": 1.7e9 + 9}
-    text = "\n".join(json.dumps(e) for e in (error, start))
-    assert ids(of(tmp_path, {"rank0.jsonl": text})) == []
-    assert ids(of(tmp_path, {"rank0.jsonl": "\n".join(json.dumps(e) for e in (start, error))})) == ["application_error"]
-
-
-def test_an_error_that_an_event_calls_an_echo_is_none(tmp_path: Path) -> None:
-    def line(rank: int, kind: str, *, echo: bool) -> str:
+def test_events_of_an_earlier_attempt_are_another_story_and_an_echo_is_no_cause(tmp_path: Path) -> None:
+    def error(rank: int, kind: str, *, echo: bool = False) -> str:
         event = {"event": "error", "rank": rank, "time": 1.7e9 + 9 - rank, "type": kind, "message": "m", "echo": echo}
         return json.dumps(event, separators=(",", ":"))
 
-    found = of(
-        tmp_path, {"rank0.jsonl": line(0, "IndexError", echo=False), "rank1.jsonl": line(1, "ValueError", echo=True)}
-    )
+    first, echo = error(0, "IndexError"), error(1, "ValueError", echo=True)
+    start = json.dumps({"event": "start", "rank": 0, "time": 1.7e9 + 9})
+    assert ids(of(tmp_path, {"rank0.jsonl": f"{first}\n{start}"})) == []
+    found = of(tmp_path, {"rank0.jsonl": f"{start}\n{first}", "rank1.jsonl": echo})
     assert (ids(found), found.findings[0].rank) == (["application_error"], 0)
-    assert "IndexError" in found.findings[0].cause
-    assert not any("ValueError" in line for line in found.story)
+    assert "IndexError" in found.findings[0].cause and not any("ValueError" in line for line in found.story)
 
 
-HANG = '{"event":"hang","time":1700000009.0,"rank":1,"attempt":1,"kind":"KIND","host":"n1","ranks":[2,3],"where":"x","message":"hang: rank 2 fell out"}'
+HANG = {
+    "event": "hang",
+    "time": 1.7e9 + 9,
+    "rank": 1,
+    "attempt": 1,
+    "kind": "",
+    "host": "n1",
+    "ranks": [2, 3],
+    "where": "x",
+}
 
 
 @pytest.mark.parametrize(
     ("kind", "named"), [("dataloader_hang", "dataloader_hang"), ("of_a_later_version", "collective_hang")]
 )
 def test_what_the_watch_saw_comes_first_and_its_own_kills_are_no_cause(tmp_path: Path, kind: str, named: str) -> None:
-    files = {"rank2.jsonl": HANG.replace("KIND", kind), "n1.exit.json": ends((0, -9, 1.7e9 + 20), (1, -9, 1.7e9 + 20))}
-    found = of(tmp_path, files)
-    assert ids(found) == [named]
-    assert (found.findings[0].rank, found.findings[0].host) == (2, "n1")
-    (line,) = found.story  # how the ranks were ended is no news of its own
-    assert "rank 2" in line
+    hang = json.dumps({**HANG, "kind": kind, "message": "hang: rank 2 fell out"}, separators=(",", ":"))
+    found = of(tmp_path, {"rank2.jsonl": hang, "n1.exit.json": ends((0, -9, 1.7e9 + 20), (1, -9, 1.7e9 + 20))})
+    assert [(f.id, f.rank, f.host) for f in found.findings] == [(named, 2, "n1")]
+    assert ["rank 2" in line for line in found.story] == [True]  # how the ranks were ended is no news of its own
 
 
 def test_a_rank_that_ended_itself_without_a_word_is_named_before_those_that_miss_it(tmp_path: Path) -> None:
     """sys.exit(7) leaves no traceback; what rank 0 raises then is an echo, whatever its own exit code."""
     files = {"n1.exit.json": ends((1, 7, 1.7e9), (0, 1, 1.7e9 + 3)), "n0.rank0.log": LOST, "n1.rank1.log": "step 1"}
     found = of(tmp_path, files)
-    assert ids(found) == ["application_error"]
-    assert (found.findings[0].rank, found.findings[0].host) == (1, "n1")
-    assert "exit code 7" in found.findings[0].cause and "without an error" in found.findings[0].title
+    (finding,) = found.findings
+    assert (finding.id, finding.rank, finding.host) == ("application_error", 1, "n1")
+    assert "exit code 7" in finding.cause and "without an error" in finding.title
     assert any("rank 1 on n1: ended with exit code 7" in line for line in found.story)
     echo = {"n1.exit.json": ends((0, 1, 1.7e9)), "n0.rank0.log": LOST}
     assert ids(of(tmp_path / "echo", echo)) == ["peer_died_first"]  # who misses another has said so
-    files["n1.rank1.log"] = 'Traceback (most recent call last):\n  File "/x/train.py", line 3, in main\nKeyError: 1'
-    assert "exit code 7" not in of(tmp_path, files).findings[0].cause  # it said why
+    said = 'Traceback (most recent call last):\n  File "/x/train.py", line 3, in main\nKeyError: 1'
+    assert "exit code 7" not in of(tmp_path, {**files, "n1.rank1.log": said}).findings[0].cause
 
 
 def test_addresses_of_lost_peers_name_one_host_or_none(tmp_path: Path) -> None:
-    lost = [LOST.replace("127.0.0.1", a) for a in ("10.7.0.12", "10.7.0.13")]
-    found = of(tmp_path, {"n1.rank0.log": lost[0], "n3.rank2.log": lost[1]})
-    assert found.findings[0].host not in ("10.7.0.12", "10.7.0.13")
-    same = of(tmp_path, {"n3.rank2.log": lost[0]})
-    assert same.findings[0].host == "10.7.0.12"
-    assert "10.7.0.12" in same.findings[0].cause
-    own = of(tmp_path, {"n1.rank0.log": LOST, "n3.rank2.log": LOST})
-    assert "127.0.0.1" not in own.findings[0].cause
+    one, other = (LOST.replace("127.0.0.1", a) for a in ("10.7.0.12", "10.7.0.13"))
+    assert of(tmp_path, {"n1.rank0.log": one, "n3.rank2.log": other}).findings[0].host not in ("10.7.0.12", "10.7.0.13")
+    same = of(tmp_path, {"n3.rank2.log": one}).findings[0]
+    assert same.host == "10.7.0.12" and "10.7.0.12" in same.cause
+    assert "127.0.0.1" not in of(tmp_path, {"n1.rank0.log": LOST, "n3.rank2.log": LOST}).findings[0].cause
 
 
 def test_a_warning_that_names_a_failure_is_no_harmless_one(tmp_path: Path) -> None:
-    found = of(tmp_path, {"a.log": "UserWarning: CUDA error: invalid device ordinal"})
+    found = of(tmp_path, f"UserWarning: {DEVICE.partition(': ')[2]}")
     assert (ids(found), found.benign) == (["invalid_device"], [])
-    cloned = of(tmp_path, {"a.log": "RuntimeError: Failed to clone() tensor with name base.lora_A"})
+    cloned = of(tmp_path, "RuntimeError: Failed to clone() tensor with name base.lora_A")
     assert (ids(cloned), [b.id for b in cloned.benign]) == ([], ["clone_fallback"])
     more = "Failed to clone() tensor with name base.lora_B\n" * 9 + "RuntimeError: Failed to clone() tensor with name x"
-    often = of(tmp_path, {"a.log": more})
+    often = of(tmp_path, more)
     assert (ids(often), often.benign[0].count) == ([], 10)
 
 
 def test_many_lines_of_one_rank_crowd_out_no_other(tmp_path: Path) -> None:
     lines = [f"[rank0]: 2025-02-04 10:00:09 {DEVICE}"] * 200 + [f"[rank1]: 2025-02-04 10:00:01 {DEVICE}"]
-    finding = of(tmp_path, {"a.log": "\n".join(lines)}).findings[0]
+    finding = of(tmp_path, "\n".join(lines)).findings[0]
     assert (finding.rank, finding.count) == (1, 201)
 
 
@@ -385,52 +220,9 @@ def test_many_lines_of_one_rank_crowd_out_no_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize("last", [True, False], ids=["with its error", "cut off"])
 def test_frames_tell_what_the_rank_was_doing(tmp_path: Path, frame: str, kind: str, last: bool) -> None:
     lines = [f"[rank0]:   {frame}", "[rank0]: torch.distributed.DistBackendError: timeout"][: 2 if last else 1]
-    found = of(tmp_path, {"a.log": "\n".join([watchdog(1), *lines, watchdog(0)])})
+    found = of(tmp_path, "\n".join([watchdog(1), *lines, watchdog(0)]))
     assert kind in ids(found) or (kind == "dataloader_hang" and not last), ids(found)
     assert kind != "collective_hang" or ids(found) == [kind]
-
-
-@pytest.mark.parametrize(
-    ("told", "size", "seq", "more", "named"),
-    [
-        ((0, 1, 3), 4, 900, "", True),
-        ((0, 1, 3), 4, 50, "", False),  # so early that the network had shown nothing yet
-        ((0,), 4, 900, "", False),  # most are silent: a part of the logs only
-        ((0, 1, 3), 4, 900, "[rank0]: Another rank reported a timeout", False),
-    ],
-)
-def test_a_rank_that_did_not_report_is_named_with_care(
-    tmp_path: Path, told: tuple[int, ...], size: int, seq: int, more: str, named: bool
-) -> None:
-    comm = "comm 0x1 rank {r} nranks {size} cudaDev 0"
-    files = {f"n.rank{r}.log": comm.format(r=r, size=size) for r in range(size)}
-    for r in told:
-        files[f"n.rank{r}.log"] += "\n" + watchdog(r, seq=seq)
-    files["n.rank0.log"] += "\n" + more
-    assert ("collective_mismatch" in ids(of(tmp_path, files))) == named
-
-
-def test_advice_on_the_path(tmp_path: Path) -> None:
-    def advice(*lines: str) -> str:
-        both = [f"n{i}:7:7 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.{i}<0>" for i in (1, 2)]
-        text = "\n".join([*both, *(f"n{i}:7:7 [0] NCCL INFO {line}" for line in lines for i in (1, 2))])
-        return " ".join(of(tmp_path, {"a.log": text}).health.advice)
-
-    channel = "Channel 00/0 : 0[0] -> 1[1] via {}"
-    assert "host memory (SHM)" in advice(channel.format("SHM/direct/direct"))
-    assert "host memory (SHM)" not in advice(channel.format("SHM/direct/direct"), channel.format("P2P/IPC"))
-    assert "within one node goes over the network" not in advice(channel.format("NET/IB/0"))
-    versions = advice("NCCL version 2.27.3+cuda12.9", "NCCL version 2.21.5+cuda12.4")
-    assert "nccl has different versions" in versions
-    assert advice("NCCL version 2.27.3+cuda12.9") == ""
-
-
-def shown(found: Diagnosis, width: int = 100) -> str:
-    import click
-
-    from allranks.analysis.diagnose.terminal import diagnosis_lines
-
-    return "\n".join(click.unstyle(line) for line in diagnosis_lines(found, width))
 
 
 def test_what_a_person_is_shown(tmp_path: Path) -> None:
@@ -439,15 +231,50 @@ def test_what_a_person_is_shown(tmp_path: Path) -> None:
     files |= {f"x{i}.log": "\x00\x01\x02\x03" * 2000 for i in range(14)}
     files["n0.rank0.log"] += f" {'y' * 250}" + "\nFutureWarning: x is deprecated" * 3
     diagnosis = of(tmp_path, files)
-    text = shown(diagnosis, 80)
+    text = "\n".join(click.unstyle(line) for line in diagnosis_lines(diagnosis, 80))
     assert len(diagnosis.findings) == 5 and all(f.id in text for f in diagnosis.findings)
-    for part in (
-        "or perhaps",
-        "less likely: ",
-        f"and {len(diagnosis.problems) - 12} more",
-        "(3 times)",
-        "In order of time:",
-        " ...",
-    ):
+    more = f"and {len(diagnosis.problems) - 12} more"
+    for part in ("or perhaps", "less likely: ", more, "(3 times)", "In order of time:", " ..."):
         assert part in text, part
     assert max(len(line) for line in text.splitlines()[1:]) <= 80  # the first is one line for a pager
+
+
+# clocks of nodes that differ: how far is read from steps that both log, or it is said that nothing tells
+
+START = datetime(2025, 3, 1, 10, 0, 0, tzinfo=UTC).timestamp()
+
+
+def _log(ahead_s: float, fails_at: float, error: str, *, steps: int = 39, step_s: float = 2) -> str:
+    """A rank's log by a clock that is `ahead_s` ahead: a step each 2 s, then its error."""
+    rows = [*((step_s * n, f"step {n} loss 2.0") for n in range(1, steps + 1)), (fails_at, error)]
+    times = [START + ahead_s + at for at, _ in rows]
+    stamps = [f"[{datetime.fromtimestamp(t, UTC):%Y-%m-%d %H:%M:%S},{int(t % 1 * 1000):03d}]" for t in times]
+    return "\n".join(f"{stamp} {text}" for stamp, (_, text) in zip(stamps, rows, strict=True))
+
+
+def two(ahead_s: float, **log: float) -> dict[str, str]:
+    """Rank 0 on node-a runs out of disk at 100 s; rank 1 on node-b failed 3 s before it, by a clock that is ahead."""
+    return {"node-a.rank0.log": _log(0, 100, DISK), "node-b.rank1.log": _log(ahead_s, 97, DEVICE, **log)}
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 0.2, -41.5, 3600.0])
+def test_first_cause_is_first_whatever_its_clock_says(tmp_path: Path, ahead_s: float) -> None:
+    found = of(tmp_path, two(ahead_s))
+    assert [(f.id, f.rank, f.host) for f in found.findings] == [
+        ("invalid_device", 1, "node-b"),
+        ("disk_full", 0, "node-a"),
+    ]
+    assert found.clocks.offsets_s == ({"node-b": pytest.approx(ahead_s, abs=0.05)} if abs(ahead_s) > 1 else {})
+    assert not found.clocks.unknown and not found.findings[0].against
+    assert found.story[0].split("  ")[1].startswith("rank 1 on node-b")
+
+
+def test_clocks_that_nothing_compares_are_said(tmp_path: Path) -> None:
+    """Without exchange, ranks drift apart: that is no difference of clocks."""
+    found = of(tmp_path, two(37, steps=0))
+    assert found.clocks.unknown and "order between hosts is uncertain" in found.clocks.note
+    assert any("clock" in text for text in found.findings[0].against)
+    assert of(tmp_path, two(0, step_s=2.4)).clocks.offsets_s == {}
+    third = of(tmp_path, two(37) | {"node-c.rank2.log": _log(0, 99, DEVICE, steps=0)}).clocks
+    assert (third.offsets_s, third.unknown) == ({"node-b": pytest.approx(37, abs=0.05)}, ["node-c"])
+    assert "node-c" in third.note
