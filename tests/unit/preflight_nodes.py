@@ -18,6 +18,7 @@ from allranks.nodes.records import (
     Package,
     Probe,
     RequiredFolder,
+    UnreachedPort,
 )
 
 PYTHON = "/env/bin/python"
@@ -76,9 +77,15 @@ def in_folder(probe: Probe, role: str, **changes: object) -> Probe:
     return msgspec.structs.replace(probe, folders={**probe.folders, role: facts})
 
 
+def cut(host: str, *peers: str) -> ConnectionResults:
+    """What a node says that could not connect to these peers."""
+    failed = [UnreachedPort(peer=p, port=21001, why="timed out", address=f"10.0.0.{p[1:]}", tries=4) for p in peers]
+    return ConnectionResults(host=host, unreached=failed)
+
+
 def connected(hosts: list[str], answers: dict[str, ConnectionResults] | None = None) -> dict[str, NodeLinks]:
     """Verdicts on connections after one round; without `answers` every node reaches its targets."""
-    given = {host: ConnectionResults(host=host, unreached=[]) for host in hosts} if answers is None else answers
+    given = {host: cut(host) for host in hosts} if answers is None else answers
     return judge_links(sampled_links(hosts, "seed"), given)
 
 
@@ -99,8 +106,3 @@ def survey(*probes: Probe, **changes: object) -> NodeSurvey:
 def failures(found: NodeSurvey) -> dict[str, Check]:
     """``host.check`` to the check, of all that failed."""
     return {f"{r.host}.{c.name}": c for r in run_checks(found) for c in r.checks if not c.ok}
-
-
-def three(third: Probe) -> NodeSurvey:
-    """Two nodes that are well, and this one."""
-    return survey(node(1), node(2), third)
