@@ -41,21 +41,13 @@ def node(number: int, **changes: object) -> Probe:
     """Node n1, n2, ...; node 0 of the job is n1."""
     same = ContentDigest(files=3, bytes=300, digest="aaaa")
     probe = Probe(
-        host=f"n{number}",
-        node_id=number - 1,
-        own_name=f"n{number}",
-        python="3.11.7",
-        executable=PYTHON,
-        cpus=8,
+        host=f"n{number}", node_id=number - 1, own_name=f"n{number}", python="3.11.7", executable=PYTHON, cpus=8,
         interfaces=[
             interface("lo", "127.0.0.1", 8, loopback=True),
             interface("docker0", "172.17.0.1", 16),
             interface("eth0", f"10.0.0.{number}"),
         ],
-        resolves=[f"10.0.0.{number}"],
-        free_ports=PORTS,
-        unused_port=40000 + number,
-        clock=1000.0,
+        resolves=[f"10.0.0.{number}"], free_ports=PORTS, unused_port=40000 + number, clock=1000.0,
         packages={
             "torch": Package(version="2.13.0", origin="/env/torch/__init__.py"),
             "peft": Package(version="0.19.0", origin="/env/peft/__init__.py"),
@@ -65,9 +57,8 @@ def node(number: int, **changes: object) -> Probe:
             "run": FolderFacts(exists=True, free_bytes=12 * GIB, nonce="secret"),
             "data": FolderFacts(exists=True, fingerprint=same),
         },
-        shm_free_bytes=8 * GIB,
-        open_files=65536,
-    )
+        shm_free_bytes=8 * GIB, open_files=65536,
+    )  # fmt: skip
     return msgspec.structs.replace(probe, **changes)
 
 
@@ -92,14 +83,11 @@ def connected(hosts: list[str], answers: dict[str, ConnectionResults] | None = N
 def survey(*probes: Probe, **changes: object) -> NodeSurvey:
     """What is known of these nodes; every one reaches all others."""
     base = NodeSurvey(
-        probes=list(probes),
-        required=REQUIRED,
-        need=PlanRequirements(procs_per_node=2, threads=4),
+        probes=list(probes), required=REQUIRED, need=PlanRequirements(procs_per_node=2, threads=4),
         network=choose_network(probes) if len(probes) > 1 else None,
         reach=connected([p.host for p in probes]) if len(probes) > 1 else None,
-        nonces={"run": "secret"},
-        received={p.host: 1000.0 for p in probes},
-    )
+        nonces={"run": "secret"}, received={p.host: 1000.0 for p in probes},
+    )  # fmt: skip
     return msgspec.structs.replace(base, **changes)
 
 

@@ -57,16 +57,11 @@ def test_rounds_between_nodes_use_each_node_once() -> None:
 def times_of(pairs: list[Pair], slow: set[int]) -> list[RankPair]:
     return [
         RankPair(
-            a=a,
-            b=b,
-            copy_s=0.1 if {a, b} & slow else 0.001,
-            latency_s=1e-4,
-            all_reduce_s=0.002,
-            host_a=f"n{a}",
+            a=a, b=b, copy_s=0.1 if {a, b} & slow else 0.001, latency_s=1e-4, all_reduce_s=0.002, host_a=f"n{a}",
             host_b=f"n{b}",
         )
         for a, b in pairs
-    ]
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("nodes", [16, 101])

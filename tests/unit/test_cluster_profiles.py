@@ -45,11 +45,9 @@ def test_own_values_win_key_by_key(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("cluster: {profile: x.yaml}", "a profile cannot name another"),
-        ("model: {}", "no section cluster"),
-        ("[1]", "no section cluster"),
-        ("cluster: {nods: 3}", "'cluster.nodes'"),
+        ("model: {}", "no section cluster"), ("[1]", "no section cluster"), ("cluster: {nods: 3}", "'cluster.nodes'"),
     ],
-)
+)  # fmt: skip
 def test_profiles_that_are_none(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "p.yaml").write_text(text)
     raw = {

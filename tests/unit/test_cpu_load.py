@@ -189,17 +189,10 @@ def test_ranks_on_cores_of_their_own_are_judged_by_these() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"queued": None},
-        {"machine": None},
-        {"seconds": 0.0},
-        {"seconds": math.nan},
-        {"seconds": 0.01},
-        {"queued": math.inf},
-        {"machine": -1.0},
-        {"throttled_s": math.nan},
-        {"core_count": 0, "cores": ""},
+        {"queued": None}, {"machine": None}, {"seconds": 0.0}, {"seconds": math.nan}, {"seconds": 0.01},
+        {"queued": math.inf}, {"machine": -1.0}, {"throttled_s": math.nan}, {"core_count": 0, "cores": ""},
     ],
-)
+)  # fmt: skip
 def test_absence_is_not_evidence(changes: dict[str, Any]) -> None:
     bad = use(5.0, changes.pop("queued", 5.0), changes.pop("machine", 20.0), **changes)
     for found in (judge(bad), judge(use(5.0, 5.0, 20.0), bad), judge()):
@@ -227,12 +220,8 @@ def test_consecutive_records_add_up() -> None:
     total = add_uses([use(1.0, 0.5, 4.0), use(2.0, 0.25, 6.0, seconds=5.0, busy_threads=3)])
     assert total is not None
     assert (total.seconds, total.cpu_s, total.queued_s, total.machine_s, total.busy_threads) == (
-        15.0,
-        3.0,
-        0.75,
-        10.0,
-        3,
-    )
+        15.0, 3.0, 0.75, 10.0, 3,
+    )  # fmt: skip
     unknown = add_uses([use(1.0, 0.5, 4.0), use(1.0, None, 4.0)])
     assert unknown is not None and unknown.queued_s is None
     assert add_uses([]) is None

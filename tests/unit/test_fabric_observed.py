@@ -136,10 +136,8 @@ def test_connections_of_a_process_by_interface() -> None:
             for one in accepted:
                 one.close()
     assert count_by_interface(Counter({"127.0.0.1": 2, "10.0.0.1": 3, "10.9.9.9": 1}), {"10.0.0.1": "eth0"}) == {
-        "10.9.9.9": 1,
-        "eth0": 3,
-        "lo": 2,
-    }
+        "10.9.9.9": 1, "eth0": 3, "lo": 2,
+    }  # fmt: skip
 
 
 def test_connections_over_another_interface_are_named() -> None:

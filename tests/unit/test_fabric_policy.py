@@ -62,12 +62,9 @@ def node(number: int, *ports: RdmaPort, interface: str = "eth0", **more: Any) ->
     address = f"10.0.0.{number}"
     card = NetworkInterface(name=interface, address=address, prefix=24, speed_mbit=100_000)
     base = NodeFacts(
-        host=f"n{number}",
-        interfaces=[card],
-        ports=list(ports),
-        gpus=8,
+        host=f"n{number}", interfaces=[card], ports=list(ports), gpus=8,
         seat=NodeAddress(interface=interface, address=address),
-    )
+    )  # fmt: skip
     return msgspec.structs.replace(base, **more)
 
 
@@ -226,10 +223,8 @@ def test_variables_that_nothing_reads(name: str) -> None:
     (said,) = env_warnings({name: "1"})
     assert said.startswith(f"cluster.env.{name}: ") and "; instead: " in said
     spec = {
-        "model": {"name": "tiny:mistral"},
-        "data": {"source": "builtin:instructions"},
-        "cluster": {"env": {name: "1"}},
-    }
+        "model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}, "cluster": {"env": {name: "1"}},
+    }  # fmt: skip
     facts = MachineFacts(host="n1", cpus=8, memory_bytes=2**34, gpus=[], cpu_model="x", system="Linux")
     assert any(name in warning for warning in make_plan(parse_spec(spec), facts).warnings)
 

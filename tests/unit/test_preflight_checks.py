@@ -132,12 +132,10 @@ def test_a_run_folder_that_is_not_the_launchers() -> None:
     not_shared = "NOT-SHARED(/work/runs)"
     assert only(replace(alone, remote=True), "n1.run").found == not_shared, "but with a launcher elsewhere"
     for facts, found in (
-        ({"nonce": None}, not_shared),
-        ({"nonce": "other"}, not_shared),
-        ({"write_error": "Permission denied"}, "READ-ONLY"),
-        ({"free_bytes": 2**20}, "FULL"),
+        ({"nonce": None}, not_shared), ({"nonce": "other"}, not_shared),
+        ({"write_error": "Permission denied"}, "READ-ONLY"), ({"free_bytes": 2**20}, "FULL"),
         ({"exists": False}, "MISSING"),
-    ):
+    ):  # fmt: skip
         assert only(folder("run", **facts), "n3.run").found.startswith(found), facts
 
 
@@ -259,17 +257,12 @@ def test_every_check_passes_over_what_was_not_asked() -> None:
 @pytest.mark.parametrize(
     ("variables", "missing"),
     [
-        ({"GLOO_SOCKET_IFNAME": "eth0"}, ["n2"]),
-        ({"GLOO_SOCKET_IFNAME": "eth0,eno1"}, []),
-        ({"GLOO_SOCKET_IFNAME": "eth"}, ["n1", "n2"]),
-        ({"NCCL_SOCKET_IFNAME": "e"}, []),
-        ({"NCCL_SOCKET_IFNAME": "=eth"}, ["n1", "n2"]),
-        ({"NCCL_SOCKET_IFNAME": "=eth0,eno1"}, []),
-        ({"NCCL_SOCKET_IFNAME": "^docker,lo"}, []),
-        ({"NCCL_SOCKET_IFNAME": "^e"}, ["n1", "n2"]),
-        ({}, []),
+        ({"GLOO_SOCKET_IFNAME": "eth0"}, ["n2"]), ({"GLOO_SOCKET_IFNAME": "eth0,eno1"}, []),
+        ({"GLOO_SOCKET_IFNAME": "eth"}, ["n1", "n2"]), ({"NCCL_SOCKET_IFNAME": "e"}, []),
+        ({"NCCL_SOCKET_IFNAME": "=eth"}, ["n1", "n2"]), ({"NCCL_SOCKET_IFNAME": "=eth0,eno1"}, []),
+        ({"NCCL_SOCKET_IFNAME": "^docker,lo"}, []), ({"NCCL_SOCKET_IFNAME": "^e"}, ["n1", "n2"]), ({}, []),
     ],
-)
+)  # fmt: skip
 def test_interfaces_that_the_user_names(variables: dict[str, str], missing: list[str]) -> None:
     nodes = [node(n, interfaces=[interface(name, f"10.0.0.{n}")]) for n, name in ((1, "eth0"), (2, "eno1"))]
     bad = failures(survey(*nodes, need=PlanRequirements(procs_per_node=2, threads=4, named=variables)))

@@ -149,11 +149,9 @@ def test_the_connection_test_holds_10000_nodes(srun: Path) -> None:
     seats = {host: NodeAddress(interface="eth0", address=f"10.1.{n >> 8}.{n & 255}") for n, host in enumerate(HOSTS)}
     probes = [Probe(host=host, node_id=n, free_ports=[21000], unused_port=30000 + n) for n, host in enumerate(HOSTS)]
     found, _ = runner._test_connectivity(
-        where,
-        NodeRequirements(python=sys.executable),
-        probes,
+        where, NodeRequirements(python=sys.executable), probes,
         ChosenNetwork(network="10.1.0.0/16", seats=seats, reason=""),
-    )
+    )  # fmt: skip
     assert found is not None and not any(verdict.answered for verdict in found.values())
     namespace: dict[str, str] = {"__name__": "sent"}
     exec(compile(srun.read_text(), "connectivity_probe.py", "exec"), namespace)  # noqa: S102 - our own program
@@ -192,14 +190,11 @@ def test_16_processes_reach_each_other() -> None:
     )
     started = [
         subprocess.Popen(
-            [sys.executable, "-I", "-S", "-"],
-            env={**os.environ, "SLURMD_NODENAME": host},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            [sys.executable, "-I", "-S", "-"], env={**os.environ, "SLURMD_NODENAME": host}, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True,
         )
         for host in hosts
-    ]
+    ]  # fmt: skip
     for process in started:
         assert process.stdin is not None
         process.stdin.write(text)

@@ -35,12 +35,10 @@ def test_the_fastest_of_several() -> None:
 
 def test_container_bridges_loopback_and_link_local_do_not_count() -> None:
     for useless in (
-        interface("docker0", "172.17.0.1", 16),
-        interface("virbr0", "192.168.122.1"),
-        interface("lo", "127.0.0.1", 8, loopback=True),
-        interface("eth1", "169.254.0.1", 16),
+        interface("docker0", "172.17.0.1", 16), interface("virbr0", "192.168.122.1"),
+        interface("lo", "127.0.0.1", 8, loopback=True), interface("eth1", "169.254.0.1", 16),
         interface("eth1", "10.5.0.1", up=False),
-    ):
+    ):  # fmt: skip
         nodes = [on(n, useless, interface("eth0", f"10.0.0.{n}")) for n in (1, 2)]
         assert choose_network(nodes).network == "10.0.0.0/24"
         with pytest.raises(EnvironmentNotAble, match="n1, n2: no IPv4 address"):

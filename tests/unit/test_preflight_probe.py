@@ -31,13 +31,10 @@ replace = msgspec.structs.replace
 def ask(request: dict, **env: str) -> dict:
     """One run of the program over standard input, without this package on the path."""
     done = subprocess.run(
-        [sys.executable, "-", "--json-args", json.dumps(request)],
-        input=srun.program_text("probe.py"),
+        [sys.executable, "-", "--json-args", json.dumps(request)], input=srun.program_text("probe.py"),
         env={**{k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, **env},
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
+        capture_output=True, text=True, timeout=30,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("\n") == 1
     return json.loads(done.stdout)
@@ -361,21 +358,15 @@ def test_rdma_ports_with_their_gids(tmp_path: Path) -> None:
     root = sysfs(
         tmp_path,
         {
-            f"{port}/state": "4: ACTIVE",
-            f"{port}/rate": "100 Gb/sec (4X EDR)",
-            f"{port}/link_layer": "Ethernet",
+            f"{port}/state": "4: ACTIVE", f"{port}/rate": "100 Gb/sec (4X EDR)", f"{port}/link_layer": "Ethernet",
             f"{port}/gids/0": local,
             f"{port}/gids/3": "0000:0000:0000:0000:0000:ffff:0a00:0001",
             f"{port}/gids/10": "2001:0db8:0000:0000:0000:0000:0000:0000",
-            f"{port}/gids/4": zero,
-            f"{port}/gid_attrs/types/3": "RoCE v2",
-            f"{port}/gid_attrs/ndevs/3": "eth7",
-            "mlx5_0/device/numa_node": "1",
-            "mlx5_0/device/net/eth7/mtu": "9000",
-            "mlx5_1/ports/1/state": "1: DOWN",
+            f"{port}/gids/4": zero, f"{port}/gid_attrs/types/3": "RoCE v2", f"{port}/gid_attrs/ndevs/3": "eth7",
+            "mlx5_0/device/numa_node": "1", "mlx5_0/device/net/eth7/mtu": "9000", "mlx5_1/ports/1/state": "1: DOWN",
             "mlx5_1/device/numa_node": "-1",
         },
-    )
+    )  # fmt: skip
     first, second = probe.infiniband(str(root))
     assert msgspec.convert(first, RdmaPort).name == "mlx5_0:1" and first["active"] and first["gbit"] == 100
     assert first["numa"] == 1 and first["interfaces"] == ["eth7"] and not second["active"]
@@ -406,11 +397,8 @@ def test_gpus_on_the_bus_with_iommu_and_acs(tmp_path: Path) -> None:
         (gpu / "iommu_group").mkdir(parents=True)
         (bridge / "config").write_bytes(config(control))
         for name, text in (
-            ("vendor", "0x10de"),
-            ("class", "0x030200"),
-            ("numa_node", "0"),
-            ("iommu_group/type", "DMA-FQ"),
-        ):
+            ("vendor", "0x10de"), ("class", "0x030200"), ("numa_node", "0"), ("iommu_group/type", "DMA-FQ"),
+        ):  # fmt: skip
             (gpu / name).write_text(text + "\n")
         (devices / gpu.name).symlink_to(gpu)
     found = {item["bus"]: item for item in probe.gpu_pci(str(devices))}

@@ -60,12 +60,9 @@ def test_only_imports_that_always_run_count_and_modules_beside_the_program_are_r
     script = write(tmp_path, own=PROGRAM, beside="import pandas\nimport own\n", package_here__part="import einops\n")
     found = imported_packages(script, [tmp_path])
     assert found == {
-        "numpy": "own.py line 3",
-        "torch": "own.py line 5",
-        "inside_with": "own.py line 9",
-        "pandas": "beside.py line 1",
-        "einops": "part.py line 1",
-    }
+        "numpy": "own.py line 3", "torch": "own.py line 5", "inside_with": "own.py line 9",
+        "pandas": "beside.py line 1", "einops": "part.py line 1",
+    }  # fmt: skip
     assert not (tmp_path / "__pycache__").exists(), "nothing was imported"
 
 
@@ -114,14 +111,8 @@ def test_the_node_that_lacks_a_package_is_named_with_the_line(tmp_path: Path) ->
 
 def test_a_name_of_the_hub_is_looked_for_on_the_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
-        "HF_HUB_OFFLINE",
-        "TRANSFORMERS_OFFLINE",
-        "HTTPS_PROXY",
-        "https_proxy",
-        "ALL_PROXY",
-        "all_proxy",
-        "HF_ENDPOINT",
-    ):
+        "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "HF_ENDPOINT",
+    ):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     raw = {
         "model": {"name": "org/m"},
@@ -168,10 +159,8 @@ def test_what_a_node_says_of_the_hub(facts: HubFacts | None, offline: str, found
 def test_doctor_and_run_say_the_same_of_a_program_on_this_machine(tmp_path: Path) -> None:
     write(tmp_path, own="import torch\nimport nosuch_package\n")
     raw = {
-        "script": {"path": str(tmp_path / "own.py")},
-        "run_root": str(tmp_path / "runs"),
-        "cluster": {"device": "cpu"},
-    }
+        "script": {"path": str(tmp_path / "own.py")}, "run_root": str(tmp_path / "runs"), "cluster": {"device": "cpu"},
+    }  # fmt: skip
     spec = parse_spec({"name": "t", **raw})
     launcher, options = get_launcher("local"), DoctorOptions(imports=False)
     nodes = launcher.nodes_to_examine(spec, wait_s=1, say=print)
@@ -187,12 +176,9 @@ def test_doctor_and_run_say_the_same_of_a_program_on_this_machine(tmp_path: Path
 def test_modules_count_only_where_python_looks_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a path Python sees the program's folder, with a module the working directory."""
     write(
-        tmp_path,
-        project__init="",
-        project__utils="",
-        project__train="import utils\n",
+        tmp_path, project__init="", project__utils="", project__train="import utils\n",
         tools__train="import project.utils\n",
-    )
+    )  # fmt: skip
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
     monkeypatch.delenv("PYTHONPATH", raising=False)

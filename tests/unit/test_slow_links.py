@@ -24,13 +24,9 @@ MB = 1_000_000
 def counters(peer: str, mb: float, busy_s: float, **more: Any) -> dict[str, Any]:
     segments = int(mb * MB / 1448)
     known = {
-        "peer": peer,
-        "connections": 1,
-        "segments": segments,
-        "resent": 0,
-        "acked_bytes": int(mb * MB),
+        "peer": peer, "connections": 1, "segments": segments, "resent": 0, "acked_bytes": int(mb * MB),
         "busy_s": busy_s,
-    }
+    }  # fmt: skip
     return {**known, "receiver_s": 0.0, "rtt_s": 0.0005, "min_rtt_s": 0.0001, **more}
 
 
@@ -48,10 +44,8 @@ def ring(**slow: Any) -> dict[int, list[dict[str, Any]]]:
     """Three nodes that send 100 MB to the next one; what differs is the link from n1 to n2."""
     first = {**counters("10.0.0.2", 100, 0.5), **slow}
     return {
-        1: story(1, first),
-        2: story(2, counters("10.0.0.0", 100, 0.5)),
-        0: story(0, counters("10.0.0.1", 100, 0.5)),
-    }
+        1: story(1, first), 2: story(2, counters("10.0.0.0", 100, 0.5)), 0: story(0, counters("10.0.0.1", 100, 0.5)),
+    }  # fmt: skip
 
 
 def named(ranks: dict[int, list[dict[str, Any]]]) -> list[tuple[str, str]]:

@@ -259,11 +259,8 @@ def test_how_a_job_ended(tmp_path: Path) -> None:
     ("sacct", "said"),
     [
         (("CANCELLED by 2001|0:15\n",), "CANCELLED (by user id 2001, the batch script was killed by signal 15 (SIGTERM))"),
-        (("COMPLETED|0:0\n",), "COMPLETED"),
-        ((DISABLED, 1, ">&2"), "unknown"),
-        ((DISABLED,), "unknown"),
-        (("",), "unknown"),
-        (None, "unknown"),
+        (("COMPLETED|0:0\n",), "COMPLETED"), ((DISABLED, 1, ">&2"), "unknown"), ((DISABLED,), "unknown"),
+        (("",), "unknown"), (None, "unknown"),
     ],
 )  # fmt: skip
 def test_a_job_that_scontrol_has_forgotten_is_looked_up_where_there_is_accounting(

@@ -30,15 +30,10 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def publish(root: Path, name: str = "box", **changes: Any) -> Path:
     """Write the file of a cluster whose login side is this process."""
     record = {
-        "version": endpoints.VERSION,
-        "name": name,
-        "boot_id": endpoints.boot_id(),
-        "pid": os.getpid(),
-        "start_ticks": endpoints.start_ticks(os.getpid()),
-        "enter": ["/usr/bin/nsenter", "--target=1"],
-        "inside": "/nowhere",
-        "environment": {"SLURM_CONF": "/x y/slurm.conf"},
-    }
+        "version": endpoints.VERSION, "name": name, "boot_id": endpoints.boot_id(), "pid": os.getpid(),
+        "start_ticks": endpoints.start_ticks(os.getpid()), "enter": ["/usr/bin/nsenter", "--target=1"],
+        "inside": "/nowhere", "environment": {"SLURM_CONF": "/x y/slurm.conf"},
+    }  # fmt: skip
     folder = root / name
     folder.mkdir(parents=True)
     path = folder / endpoints.CLIENT_FILE
@@ -68,13 +63,10 @@ def test_inside_the_cluster_it_is_not_entered_again(root: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"start_ticks": 1},
-        {"boot_id": "of an earlier boot"},
-        {"pid": 2**22 + 1},
-        {"version": endpoints.VERSION + 1},
+        {"start_ticks": 1}, {"boot_id": "of an earlier boot"}, {"pid": 2**22 + 1}, {"version": endpoints.VERSION + 1},
         {"enter": "nsenter"},
     ],
-)
+)  # fmt: skip
 def test_a_file_that_does_not_hold_any_more_is_no_cluster(root: Path, changes: dict[str, Any]) -> None:
     assert read_endpoint(publish(root, **changes).parent) is None
     assert find_endpoint() is None

@@ -89,14 +89,12 @@ def entry(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile
 @pytest.mark.parametrize(
     "entries",
     [
-        [entry("../evil")],
-        [entry("a/../../evil")],
+        [entry("../evil")], [entry("a/../../evil")],
         [entry("out", tarfile.SYMTYPE, "../.."), entry("out/evil")],
-        [entry("hard", tarfile.LNKTYPE, "/etc/passwd")],
-        [entry("null", tarfile.CHRTYPE)],
+        [entry("hard", tarfile.LNKTYPE, "/etc/passwd")], [entry("null", tarfile.CHRTYPE)],
         [entry("pipe", tarfile.FIFOTYPE)],
     ],
-)
+)  # fmt: skip
 def test_hostile_archives_are_refused_and_leave_nothing(tmp_path: Path, entries: list[tarfile.TarInfo]) -> None:
     """Even with the hash that was announced, which only the user's own bundles have."""
     archive, place = tmp_path / "evil.tar", tmp_path / "place"

@@ -228,14 +228,9 @@ def test_what_a_node_is_told_to_use(tmp_path: Path) -> None:
     seen = for_node(wanted, node_stage(data_too, "n3", ["data"], "/t/j"))
     assert seen.data is not None and seen.data.source == "/t/j/data/rows.jsonl" and for_node(wanted, plain) == wanted
     manifest = StageManifest(
-        job="c.1.0",
-        bundle=made.key,
-        interpreter="/py",
-        method="sbcast",
-        bytes_sent=1,
-        seconds=0.5,
+        job="c.1.0", bundle=made.key, interpreter="/py", method="sbcast", bytes_sent=1, seconds=0.5,
         nodes=[plain, staged],
-    )
+    )  # fmt: skip
     manifest.save(tmp_path / "stage.json")
     assert load_manifest(tmp_path / "stage.json") == manifest and manifest.of("n2") is staged
 

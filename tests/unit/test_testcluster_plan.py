@@ -25,34 +25,23 @@ FOLDER = "/run/allranks/box"
 
 def plan(folder: str = FOLDER, **options: Any) -> BoxPlan:
     return make_box_plan(
-        BoxOptions(**options),
-        folder=folder,
-        network=IPv4Network("10.77.0.0/24"),
-        machine=MACHINE,
+        BoxOptions(**options), folder=folder, network=IPv4Network("10.77.0.0/24"), machine=MACHINE,
         slurm_version=(22, 5),
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"nodes": 0}, "1 to 16"),
-        ({"nodes": 17}, "1 to 16"),
-        ({"name": "My Box"}, "--name My Box"),
+        ({"nodes": 0}, "1 to 16"), ({"nodes": 17}, "1 to 16"), ({"name": "My Box"}, "--name My Box"),
         ({"name": "x" * 21}, "1 to 20"),
         ({"cpus": {"n4": 2}}, "--cpus: no node 'n4'; the nodes are n1, n2, n3"),
-        ({"cpus": {"": 0}}, "--cpus 0: give a number from 1"),
-        ({"memory_mb": {"": 1}}, "--memory 1"),
-        ({"gpus": {"n1": -1}}, "--gpus -1"),
-        ({"tmp_mb": 0}, "--tmp-mb 0"),
-        ({"interfaces": {"": "a/b"}}, "--interface a/b"),
-        ({"interfaces": {"": "lo"}}, "--interface lo"),
-        ({"interfaces": {"": "sixteen-letters-"}}, "1 to 15"),
-        ({"partitions": ()}, "--partition"),
-        ({"partitions": ("a b",)}, "--partition a b"),
-        ({"partitions": ("DEFAULT",)}, "--partition DEFAULT"),
-        ({"conf": ("KillWait",)}, "--conf 'KillWait'"),
-        ({"conf": ("KillWait=1\nSlurmUser=x",)}, "--conf"),
+        ({"cpus": {"": 0}}, "--cpus 0: give a number from 1"), ({"memory_mb": {"": 1}}, "--memory 1"),
+        ({"gpus": {"n1": -1}}, "--gpus -1"), ({"tmp_mb": 0}, "--tmp-mb 0"),
+        ({"interfaces": {"": "a/b"}}, "--interface a/b"), ({"interfaces": {"": "lo"}}, "--interface lo"),
+        ({"interfaces": {"": "sixteen-letters-"}}, "1 to 15"), ({"partitions": ()}, "--partition"),
+        ({"partitions": ("a b",)}, "--partition a b"), ({"partitions": ("DEFAULT",)}, "--partition DEFAULT"),
+        ({"conf": ("KillWait",)}, "--conf 'KillWait'"), ({"conf": ("KillWait=1\nSlurmUser=x",)}, "--conf"),
         ({"hidden": (HiddenFolder("data"),)}, "absolute path"),
         ({"hidden": (HiddenFolder("/a/../b"),)}, "absolute path"),
         ({"hidden": (HiddenFolder("/run"),)}, "the node itself needs"),
@@ -60,7 +49,7 @@ def plan(folder: str = FOLDER, **options: Any) -> BoxPlan:
         ({"hidden": (HiddenFolder("/run/allranks"),)}, "the node itself needs"),
         ({"hidden": (HiddenFolder("/data", ("n7",)),)}, "no node 'n7'"),
     ],
-)
+)  # fmt: skip
 def test_wrong_options_are_refused_with_the_option_and_the_way_out(options: dict[str, Any], words: str) -> None:
     with pytest.raises(RequestError) as raised:
         plan(**options)
@@ -89,14 +78,10 @@ def test_no_free_range_is_the_machines_fault() -> None:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ("10.1.0.0/33", "Give a range"),
-        ("10.1.0.7/24", "Give a range"),
-        ("8.8.8.0/24", "private range"),
-        ("10.1.0.0/28", "/27 or larger"),
-        ("192.0.0.0/8", "private range"),
-        ("10.9.0.0/16", "already uses 10.9.3.0/24"),
+        ("10.1.0.0/33", "Give a range"), ("10.1.0.7/24", "Give a range"), ("8.8.8.0/24", "private range"),
+        ("10.1.0.0/28", "/27 or larger"), ("192.0.0.0/8", "private range"), ("10.9.0.0/16", "already uses 10.9.3.0/24"),
     ],
-)
+)  # fmt: skip
 def test_an_asked_range_is_checked(asked: str, words: str) -> None:
     with pytest.raises(RequestError) as raised:
         free_network([IPv4Network("10.9.3.0/24")], asked)

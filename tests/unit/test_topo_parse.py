@@ -77,16 +77,14 @@ def test_no_value_is_none(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        texts.BARE,
-        texts.BARE.replace(" ", "\t"),
-        "some-host:~$ nvidia-smi topo -m\n" + texts.BARE,
+        texts.BARE, texts.BARE.replace(" ", "\t"), "some-host:~$ nvidia-smi topo -m\n" + texts.BARE,
         "\x1b[4m" + texts.BARE,
         "[4m" + texts.BARE.replace("GPU1\n", "GPU1\tCPU Affinity[0m\n", 1),
         texts.BARE + "\nLegend:\n  X    = Self\n  NV#  = Connection traversing a bonded set of # NVLinks\n",
         "\tGPU0\tGPU1\nGPU0\tX\tOK\nGPU1\tOK\tX\n" + texts.BARE,
     ],
     ids=["bare", "tabs", "prompt", "coloured", "colour-without-escape", "legend", "after-p2p"],
-)
+)  # fmt: skip
 def test_forms(text: str) -> None:
     found = parse_topology(text)
     assert types(found) == [("GPU0", "GPU1", "NV1")] and found.unread == []
@@ -101,9 +99,7 @@ def test_a_new_type_is_kept_and_other_lines_are_listed() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (texts.ROCM, "no header"),
-        ("hello\nworld\n", "no header"),
-        ("", "no header"),
+        (texts.ROCM, "no header"), ("hello\nworld\n", "no header"), ("", "no header"),
         ("\tGPU0\tGPU1\nGPU0\tX\tOK\nGPU1\tOK\tX\n", "only the table of `nvidia-smi topo -p2p`"),
         ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", "no header"),
         ("GPU0\t X \tNV3\nGPU1\tNV3\t X \n", "is missing above line 1"),
@@ -120,7 +116,7 @@ def test_a_new_type_is_kept_and_other_lines_are_listed() -> None:
         ("GPU0 GPU1\nGPU0 X NV1\n", "begins in line 1 has no row of GPU1"),
         ("\tGPU0\tGPU0\n" + texts.BARE, "same device twice"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_whole_matrix_is_refused(text: str, said: str) -> None:
     with pytest.raises(RequestError, match=re.escape(said)):
         parse_topology(text)
