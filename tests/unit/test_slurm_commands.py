@@ -1,4 +1,4 @@
-"""Slurm's commands: what their answers mean, what is called, and what follows if they answer badly, late or not at all.
+"""Slurm's commands: what their answers mean, what is called, and what follows if they refuse, or answer badly or late.
 
 `slurm_answers` holds answers as 21.08 to 25.05 print them; stubs stand in for the commands, which the box has.
 """
@@ -17,13 +17,22 @@ import msgspec
 import pytest
 
 import allranks
-from allranks.errors import EnvironmentNotAble
+from allranks.errors import DataError, EnvironmentNotAble, SpecError
+from allranks.launch.slurm.launcher import SlurmLauncher
+from allranks.nodes.preflight import check_request
+from allranks.nodes.preflight.requirements import needed_packages
+from allranks.nodes.preflight.runner import exclude_nodes, failure_lines, require_usable_nodes
+from allranks.nodes.records import Check, PreflightReport
 from allranks.nodes.slurm import answers
-from allranks.nodes.slurm.allocations import Allocation, expand_hostlist
+from allranks.nodes.slurm.allocations import Allocation, expand_hostlist, refusal
+from allranks.nodes.slurm.allocations import test_only as ask_sbatch
 from allranks.nodes.slurm.answers import JobInfo, NoAnswer, NodeInfo
-from allranks.nodes.slurm.commands import NO_ANSWER, Slurm
+from allranks.nodes.slurm.commands import NO_ANSWER, Slurm, SubmissionRefused, over_limits
 from allranks.nodes.slurm.srun import run_with_srun, srun_command
 from allranks.nodes.staging.broadcast import StagingStep
+from allranks.spec import RunSpec, parse_spec
+from allranks.spec.records import ClusterSpec
+from tests.unit.test_plan import facts
 
 FOLDER = Path(__file__).parent / "slurm_answers"
 GOLDEN = FOLDER / "expected.json"
@@ -326,3 +335,129 @@ def test_no_other_module_builds_these_commands(words: str, place: str) -> None:
     users = {str(path.relative_to(package)) for path in package.rglob("*.py") if words in path.read_text("utf-8")}
     readers = {name for name in users if name.startswith(("analysis/", "lab/cluster/requirements.py"))}
     assert users - readers == {f"nodes/slurm/{place}"}
+
+
+MINIMAL = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}}
+
+
+def spec_of(*sets: str) -> RunSpec:
+    return parse_spec(MINIMAL, sets)
+
+
+def cluster_of(nodes: int = 3, **slurm: str) -> ClusterSpec:
+    sets = (f"cluster.slurm.{key}='{value}'" for key, value in slurm.items())
+    return spec_of("cluster.launcher=slurm", f"cluster.nodes={nodes}", *sets).cluster
+
+
+def test_packages_go_by_what_the_ranks_import() -> None:
+    assert "peft" not in needed_packages(spec_of())
+    assert needed_packages(spec_of("adapter.type=lora")) == [*needed_packages(spec_of()), "peft"]
+    assert needed_packages(spec_of("cluster.python=/images/x.sif")) == [], "an image brings its own"
+    assert needed_packages(parse_spec({"script": {"path": "own.py"}})) == ["torch"]
+
+
+def test_a_cure_of_several_nodes_is_told_once_and_what_does_not_block_refuses_no_run() -> None:
+    torch = Check(name="pkgs", ok=False, found="MISSING(torch)", cure="pip install")
+    name = Check(name="name", ok=False, found="LOOPBACK", cure="/etc/hosts", blocks=False)
+    checks = {"n1": [torch, name], "n2": [torch], "n3": [name]}
+    reports = [PreflightReport(host=host, checks=own) for host, own in checks.items()]
+    assert failure_lines(reports) == ["n1, n2: pkgs: pip install", "n1, n3: name: /etc/hosts"]
+    with pytest.raises(EnvironmentNotAble) as refused:
+        require_usable_nodes(reports)
+    assert str(refused.value) == "nodes are not ready: n1, n2: pkgs: pip install"
+
+
+def test_a_run_without_some_nodes() -> None:
+    three = ("cluster.launcher=slurm", "cluster.nodes=3", "cluster.slurm.exclude=[n9]")
+    left = exclude_nodes(spec_of(*three), ["n2"], facts()).cluster
+    assert (left.nodes, left.slurm.exclude) == (2, ["n9", "n2"])
+    with pytest.raises(EnvironmentNotAble, match="no node is left"):
+        exclude_nodes(spec_of(*three), ["n1", "n2", "n3"], facts())
+    with pytest.raises(EnvironmentNotAble, match="does not allow a run without n2"):
+        exclude_nodes(spec_of(*three, "train.micro_batch_size=1", "train.global_batch_size=6"), ["n2"], facts())
+
+
+def test_data_without_a_row_are_refused_before_anything_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(b"")
+    with pytest.raises(DataError, match="the file is empty"):
+        check_request(spec_of(f"data.source={tmp_path / 'rows.jsonl'}"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("Invalid partition name specified", "cluster.slurm.partition gpux: "),
+        ("INVALID ACCOUNT or account/partition combination specified", "cluster.slurm.partition gpux: "),
+        ("User's group not permitted to use this partition", "cluster.slurm.partition gpux: "),
+        ("Invalid qos specification", "cluster.slurm.qos null: "),
+        ("Requested time limit is invalid (missing or exceeds some limit)", "cluster.slurm.time 9-0: "),
+        ("Invalid --time specification", "cluster.slurm.time 9-0: "),
+        ("Invalid generic resource (gres) specification", "cluster.slurm.gres foo:1: "),
+        ("Requested node configuration is not available", "cluster.slurm.gres foo:1 and cluster.nodes 3: "),
+        ("CPU count per node can not be satisfied", "cluster.nodes 3: "),
+        ("Memory specification can not be satisfied", "cluster.slurm.mem null: "),
+        ("Job violates accounting/QOS policy (job submit limit)", "cluster.slurm.time 9-0 and "),
+        ("the site's plug-in says no", "cluster of 3 nodes: "),
+    ],
+)
+def test_what_sbatch_refuses_is_told_with_key_and_value(tmp_path: Path, words: str, said: str) -> None:
+    error = f"sbatch: error: Batch job submission failed: {words}\n"
+    slurm = stub(tmp_path, sbatch=saying(tmp_path, error, 1, ">&2"))
+    with pytest.raises(SubmissionRefused) as refused:
+        slurm.submit(tmp_path / "job.sbatch")
+    text = str(refusal(slurm, cluster_of(partition="gpux", time="9-0", gres="foo:1"), str(refused.value)))
+    assert text.startswith(said) and words in text and "sbatch: error" not in text
+
+
+@pytest.mark.parametrize(
+    ("nodes", "slurm", "keys"),
+    [
+        (1, {"partition": "short", "time": "00:10:01"}, ["time"]), (1, {"partition": "short", "time": "11"}, ["time"]),
+        (3, {"partition": "short", "time": "10"}, ["nodes"]), (1, {"partition": "short,long", "time": "02:00:00"}, []),
+        (1, {"partition": "short", "time": "11", "qos": "any"}, []), (400, {"time": "9-0"}, []),
+        (1, {"partition": "unknown", "time": "9-0"}, []),
+    ],
+)  # fmt: skip
+def test_limits_that_sbatch_ignores_are_told_too(nodes: int, slurm: dict[str, str], keys: list[str]) -> None:
+    text = "main*|infinite|1-infinite\nshort|10:00|1-2\nlong|1-00:00:00|1-infinite\n"
+    limits = answers.parse_partition_limits(text)
+    assert over_limits(cluster_of(nodes, **slurm), limits, None) == keys
+    assert over_limits(spec_of("cluster.slurm.time='11'").cluster, limits, "short") == ["time"]
+
+
+SINFO = "main*|n1|idle|up|none\nmain*|n2|drained|up|bad DIMM\nmain*|n3|down*|up|Not responding\ngpu|g1|idle|up|none\n"
+
+
+def test_nodes_that_start_no_job_are_named_with_their_reasons(tmp_path: Path) -> None:
+    slurm = stub(tmp_path, sinfo=saying(tmp_path, SINFO))
+    bad = "; n2 is drained (bad DIMM), n3 is down* (Not responding), so they start no job"
+    for cluster, words in ((cluster_of(), bad), (cluster_of(partition="gpu"), "sinfo")):
+        text = str(refusal(slurm, cluster, "Requested node configuration is not available"))
+        assert text.startswith("cluster.nodes 3: Slurm refuses") and words in text
+        assert ("start no job" in text) == (words is bad)
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("partition", "Invalid partition name specified"), ("qos", "Invalid qos specification"),
+        ("account", "Invalid account or account/partition combination specified"),
+        ("reservation", "Requested reservation is invalid"), ("constraint", "Invalid feature specification"),
+    ],
+)  # fmt: skip
+def test_a_request_that_could_never_run_names_its_key(tmp_path: Path, key: str, words: str) -> None:
+    refusing = stub(tmp_path, sbatch=saying(tmp_path, f"allocation failure: {words}\n", 1, ">&2"))
+    with pytest.raises(SpecError, match=rf"cluster\.slurm\.{key} wrong: Slurm refuses such a job"):
+        ask_sbatch(refusing, cluster_of(**{key: "wrong"}))
+    silent = stub(tmp_path, sbatch=saying(tmp_path, f"sbatch: error: {AWAY}\n", 1, ">&2"))
+    with pytest.raises(EnvironmentNotAble, match="contact"):
+        ask_sbatch(silent, cluster_of(**{key: "wrong"}))
+
+
+def test_a_refusal_at_the_submission_itself_names_its_key_too(tmp_path: Path) -> None:
+    """The cluster may have changed since sbatch was asked."""
+    launcher, error = SlurmLauncher(), "sbatch: error: Invalid qos specification\n"
+    launcher._found = stub(tmp_path, sbatch=saying(tmp_path, error, 1, ">&2"))
+    spec = spec_of("cluster.launcher=slurm", "cluster.slurm.qos=gone")
+    with pytest.raises(SpecError, match=r"cluster\.slurm\.qos gone: Slurm refuses"), launcher._refusals_explained(spec):
+        launcher._slurm().submit(tmp_path / "job.sbatch")
