@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -21,8 +22,10 @@ from allranks.nodes.preflight.runner import TargetNodes, run_preflight
 from allranks.nodes.probes import connectivity_probe, probe
 from allranks.nodes.records import NodeRequirements, Probe, RequiredFolder
 from allranks.nodes.slurm import srun
+from allranks.planning.planner import make_plan
 from allranks.planning.records import RdmaPort
 from allranks.spec.records import DataSpec, RunSpec
+from allranks.utils.machine import machine_facts
 
 PREFLIGHT = Path(probe.__file__).parent
 replace = msgspec.structs.replace
@@ -55,18 +58,10 @@ def test_locks_of_builds_and_whether_a_process_holds_them(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["probe.py", "connectivity_probe.py"])
 def test_programs_of_the_nodes_need_only_the_standard_library(name: str) -> None:
-    used = {
-        part.split(".")[0]
-        for item in ast.walk(ast.parse((PREFLIGHT / name).read_text()))
-        for part in (
-            [alias.name for alias in item.names]
-            if isinstance(item, ast.Import)
-            else [item.module or ""]
-            if isinstance(item, ast.ImportFrom)
-            else []
-        )
-    }
-    assert used <= sys.stdlib_module_names, used - sys.stdlib_module_names
+    code = list(ast.walk(ast.parse((PREFLIGHT / name).read_text())))
+    used = {alias.name for item in code if isinstance(item, ast.Import) for alias in item.names}
+    used |= {item.module or "" for item in code if isinstance(item, ast.ImportFrom)}
+    assert {part.split(".")[0] for part in used} <= sys.stdlib_module_names, used
 
 
 @pytest.mark.parametrize("name", ["probe.py", "connectivity_probe.py"])
@@ -169,9 +164,8 @@ def test_what_a_spec_needs(tmp_path: Path) -> None:
     roles = {f.role: f for f in node_requirements(spec, Path("runs/new"), here=tmp_path).folders}
     assert roles["data"].path == str(tmp_path / "rows.json") and roles["data"].fingerprint
     assert roles["run"].path == str(tmp_path), "the folder above it that is there"
-    assert "data" not in {
-        f.role for f in node_requirements(RunSpec(data=DataSpec(source="builtin:news")), tmp_path).folders
-    }
+    builtin = node_requirements(RunSpec(data=DataSpec(source="builtin:news")), tmp_path).folders
+    assert "data" not in {f.role for f in builtin}
 
 
 def test_the_files_of_a_pattern_are_those_that_nodes_need(tmp_path: Path) -> None:
@@ -229,10 +223,7 @@ def test_a_command_that_hangs_is_ended_and_its_lines_kept() -> None:
     assert answers.returncode is None and list(answers.by_host()) == ["a"] and time.monotonic() - began < 5
 
 
-def test_this_machine_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from allranks.planning.planner import make_plan
-    from allranks.utils.machine import machine_facts
-
+def test_this_machine_alone(tmp_path: Path) -> None:
     spec = RunSpec()
     found = run_preflight(TargetNodes(), spec, make_plan(spec, machine_facts()), tmp_path, imports=False)
     assert len(found.reports) == 1 and found.network is None and found.port
@@ -240,22 +231,13 @@ def test_this_machine_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def meet(*peers: dict, window_s: float = 1.0) -> list[dict]:
-    """Nodes that connect to each other over loopback addresses; a peer with `absent` does not start."""
-    seats = [[f"n{i}", peer["address"], peer["ports"]] for i, peer in enumerate(peers, 1)]
+def meet(*hosts: int, ports: dict[int, int] | None = None, absent: int = 0, window_s: float = 1.0) -> list[dict]:
+    """Nodes that connect to each other over 127.0.0.HOST; the last ones are `absent`."""
+    numbers = [(ports or {}).get(host) or probe.unused_port() for host in hosts]
+    seats = [[f"n{i}", f"127.0.0.{h}", [p]] for i, (h, p) in enumerate(zip(hosts, numbers, strict=True), 1)]
     request = {"seats": connectivity_probe.encode_seats(seats), "seed": "1", "window_s": window_s}
-    found: list[dict] = []
-
-    def run(index: int) -> None:
-        found.append(connectivity_probe.node_of(request, index).run())
-
-    there = [index for index, peer in enumerate(peers) if not peer.get("absent")]
-    threads = [threading.Thread(target=run, args=(index,)) for index in there]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return sorted(found, key=lambda facts: facts["host"])
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        return list(pool.map(lambda i: connectivity_probe.node_of(request, i).run(), range(len(hosts) - absent)))
 
 
 def test_a_port_that_is_in_use_for_a_moment_is_waited_for_and_one_that_stays_so_is_named() -> None:
@@ -264,20 +246,14 @@ def test_a_port_that_is_in_use_for_a_moment_is_waited_for_and_one_that_stays_so_
         holder = socket.create_server(("127.0.0.17", port))
         timer = threading.Timer(freed_s, holder.close)
         timer.start()
-        found = meet(
-            {"address": "127.0.0.17", "ports": [port]},
-            {"address": "127.0.0.18", "ports": [probe.unused_port()]},
-            window_s=2.0,
-        )
+        found = meet(17, 18, ports={17: port}, window_s=2.0)
         timer.cancel()
         holder.close()
-        assert [len(f["errors"]) for f in found] == [errors, 0]
-        assert [len(f["unreached"]) for f in found] == [0, errors]
+        assert [(len(f["errors"]), len(f["unreached"])) for f in found] == [(errors, 0), (0, errors)]
 
 
 def test_a_node_that_does_not_answer_is_named() -> None:
-    peers = [{"address": f"127.0.0.{i}", "ports": [probe.unused_port()]} for i in (14, 15)]
-    found = meet(*peers, {"address": "127.0.0.16", "ports": [probe.unused_port()], "absent": True})
+    found = meet(14, 15, 16, absent=1)
     assert [[u["peer"] for u in f["unreached"]] for f in found] == [["n3"], ["n3"]]
     failed = found[0]["unreached"][0]
     assert "refused" in failed["why"] and failed["address"] == "127.0.0.16" and failed["tries"] > 2
@@ -287,11 +263,7 @@ def test_a_listener_that_never_answers_is_not_reached_and_holds_nobody_up() -> N
     port = probe.unused_port()
     with socket.create_server(("127.0.0.20", port)) as server:
         began = time.monotonic()
-        (found,) = meet(
-            {"address": "127.0.0.19", "ports": [probe.unused_port()]},
-            {"address": "127.0.0.20", "ports": [port], "absent": True},
-            window_s=0.5,
-        )
+        (found,) = meet(19, 20, ports={20: port}, absent=1, window_s=0.5)
         client, _ = server.accept()
         with client, pytest.raises(ConnectionResetError):  # a peer that is only slow must wait for the next attempt
             assert [client.recv(99), client.recv(99)] == [], "closed as after an answer"
@@ -299,9 +271,7 @@ def test_a_listener_that_never_answers_is_not_reached_and_holds_nobody_up() -> N
 
 
 def test_an_address_that_somebody_else_answers_is_not_reached() -> None:
-    port = probe.unused_port()
-    same = {"address": "127.0.0.17", "ports": [port]}
-    found = meet(same, {**same, "absent": True})
+    found = meet(17, 17, ports={17: probe.unused_port()}, absent=1)
     assert "answered by n1" in found[0]["unreached"][0]["why"]
 
 
@@ -315,9 +285,8 @@ def test_the_slow_pair_and_the_slow_node_are_named() -> None:
     alike = [pair(1, 2, 0.010), pair(1, 3, 0.011), pair(2, 3, 0.012)]
     assert slow_pairs(alike) == [] and slow_pair_summary(alike) == "no pair is slower than the others"
     node = [pair(1, 2, 0.3), pair(1, 3, 0.011), pair(2, 3, 0.4)]
-    assert slow_node(node, slow_pairs(node)) == "n2" and slow_pair_summary(node).startswith(
-        "n2 is slow to all other nodes"
-    )
+    assert slow_node(node, slow_pairs(node)) == "n2"
+    assert slow_pair_summary(node).startswith("n2 is slow to all other nodes")
     one = [*alike[:2], pair(2, 3, 0.2)]
     assert slow_node(one, slow_pairs(one)) is None and "this pair is slow: n2:2 - n3:3" in slow_pair_summary(one)
     some = [*alike, pair(1, 4, 0.3), pair(2, 4, 0.2), pair(3, 4, 0.01)]
@@ -344,35 +313,28 @@ def test_gpus_as_the_driver_lists_them(tmp_path: Path, monkeypatch: pytest.Monke
         probe.graphics()
 
 
-def sysfs(root: Path, files: dict[str, str]) -> Path:
-    """A piece of /sys."""
+def write_all(root: Path, **files: str) -> None:
+    """Files of /sys, their names with `__` for each slash."""
     for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text + "\n")
-    return root
+        path = root / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
 
 
 def test_rdma_ports_with_their_gids(tmp_path: Path) -> None:
-    port = "mlx5_0/ports/1"
     zero, local = "0000:0000:0000:0000:0000:0000:0000:0000", "fe80:0000:0000:0000:0a3f:7cff:fe12:3456"
-    root = sysfs(
-        tmp_path,
-        {
-            f"{port}/state": "4: ACTIVE", f"{port}/rate": "100 Gb/sec (4X EDR)", f"{port}/link_layer": "Ethernet",
-            f"{port}/gids/0": local,
-            f"{port}/gids/3": "0000:0000:0000:0000:0000:ffff:0a00:0001",
-            f"{port}/gids/10": "2001:0db8:0000:0000:0000:0000:0000:0000",
-            f"{port}/gids/4": zero, f"{port}/gid_attrs/types/3": "RoCE v2", f"{port}/gid_attrs/ndevs/3": "eth7",
-            "mlx5_0/device/numa_node": "1", "mlx5_0/device/net/eth7/mtu": "9000", "mlx5_1/ports/1/state": "1: DOWN",
-            "mlx5_1/device/numa_node": "-1",
-        },
-    )  # fmt: skip
-    first, second = probe.infiniband(str(root))
+    v4, v6 = "0000:0000:0000:0000:0000:ffff:0a00:0001", "2001:0db8:0000:0000:0000:0000:0000:0000"
+    write_all(tmp_path / "mlx5_0/ports/1", state="4: ACTIVE", rate="100 Gb/sec (4X EDR)", link_layer="Ethernet")
+    write_all(tmp_path / "mlx5_0/ports/1", gids__0=local, gids__3=v4, gids__10=v6, gids__4=zero)
+    write_all(tmp_path / "mlx5_0/ports/1/gid_attrs", types__3="RoCE v2", ndevs__3="eth7")
+    write_all(tmp_path / "mlx5_0/device", numa_node="1", net__eth7__mtu="9000")
+    write_all(tmp_path / "mlx5_1", ports__1__state="1: DOWN", device__numa_node="-1")
+    first, second = probe.infiniband(str(tmp_path))
     assert msgspec.convert(first, RdmaPort).name == "mlx5_0:1" and first["active"] and first["gbit"] == 100
     assert first["numa"] == 1 and first["interfaces"] == ["eth7"] and not second["active"]
     assert first["gids"] == [
         {"index": 0, "gid": local, "type": "", "interface": ""},
-        {"index": 3, "gid": "0000:0000:0000:0000:0000:ffff:0a00:0001", "type": "RoCE v2", "interface": "eth7"},
+        {"index": 3, "gid": v4, "type": "RoCE v2", "interface": "eth7"},
     ]
     assert second["numa"] is None and second["gids"] == [] and probe.infiniband(str(tmp_path / "none")) == []
 
@@ -394,12 +356,8 @@ def test_gpus_on_the_bus_with_iommu_and_acs(tmp_path: Path) -> None:
     for number, control in (("00", 0x1D), ("01", 0x01), ("02", None)):
         bridge = tmp_path / "sys" / f"0000:{number}:01.0"
         gpu = bridge / f"0000:{number}:02.0"
-        (gpu / "iommu_group").mkdir(parents=True)
+        write_all(gpu, vendor="0x10de", **{"class": "0x030200"}, numa_node="0", iommu_group__type="DMA-FQ")
         (bridge / "config").write_bytes(config(control))
-        for name, text in (
-            ("vendor", "0x10de"), ("class", "0x030200"), ("numa_node", "0"), ("iommu_group/type", "DMA-FQ"),
-        ):  # fmt: skip
-            (gpu / name).write_text(text + "\n")
         (devices / gpu.name).symlink_to(gpu)
     found = {item["bus"]: item for item in probe.gpu_pci(str(devices))}
     assert found["0000:00:02.0"]["acs"] == ["0000:00:01.0"] and found["0000:00:02.0"]["iommu"] == "DMA-FQ"
@@ -407,9 +365,7 @@ def test_gpus_on_the_bus_with_iommu_and_acs(tmp_path: Path) -> None:
     assert found["0000:02:02.0"]["acs"] == []
     for bridge in (tmp_path / "sys").iterdir():
         (bridge / "config").write_bytes(config(0x1D, 64))
-    assert [item["acs"] for item in probe.gpu_pci(str(devices))] == [None, None, None], (
-        "64 bytes are all that users may read"
-    )
+    assert [item["acs"] for item in probe.gpu_pci(str(devices))] == [None] * 3, "users may read only 64 bytes"
 
 
 def test_what_an_administrator_set_for_nccl(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from allranks.errors import DataError, EnvironmentNotAble, SpecError
 from allranks.nodes.staging import bundles
 from allranks.nodes.staging.bundles import package_conflicts, parse_release
 from allranks.nodes.staging.manifests import (
+    NodeStage,
     StageManifest,
     for_node,
     load_manifest,
@@ -94,18 +95,11 @@ def test_two_builders_at_once_give_one_bundle(tmp_path: Path) -> None:
         "spec = parse_spec({'model': {'name': 'tiny:mistral'}, 'data': {'source': 'builtin:instructions'}})\n"
         "made = bundles.build(spec, pathlib.Path(sys.argv[1]), packages=False); print(made.key, made.parts[0].how)"
     )
-    both = [
-        subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
+    start = [sys.executable, "-c", code, str(tmp_path)]
+    both = [subprocess.Popen(start, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     said = [process.communicate(timeout=60)[0].split() for process in both]
     assert said[0][0] == said[1][0] and sorted(how for _, how in said).count("built") == 1
-    assert {p.name for p in tmp_path.iterdir()} == {"bundles", Path(_only(tmp_path)).name}
-
-
-def _only(folder: Path) -> str:
-    (found,) = [str(p) for p in folder.iterdir() if p.name != "bundles"]
-    return found
+    assert len(list(tmp_path.iterdir())) == 2 and (tmp_path / "bundles").is_dir()
 
 
 def test_packages_are_known_by_their_records(tmp_path: Path) -> None:
@@ -165,10 +159,15 @@ def test_a_project_is_what_git_does_not_ignore(tmp_path: Path) -> None:
         project_source(project / "nothing.py")
 
 
-def test_what_the_spec_names_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def hf_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     for name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE"):
         monkeypatch.delenv(name, raising=False)
+    return tmp_path / "hf"
+
+
+def test_what_the_spec_names_must_be_there(tmp_path: Path, hf_home: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
         bundles.build(spec_of(tmp_path, data={"source": str(tmp_path / "gone.jsonl")}), packages=False)
     with pytest.raises(SpecError, match="no such folder"):
@@ -179,13 +178,8 @@ def test_what_the_spec_names_must_be_there(tmp_path: Path, monkeypatch: pytest.M
         bundles.build(spec_of(tmp_path, data={"source": "org/d"}), packages=False)
 
 
-def test_models_and_data_of_the_hub_come_from_the_cache_at_their_revision(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    for name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE"):
-        monkeypatch.delenv(name, raising=False)
-    repo = tmp_path / "hf" / "hub" / "models--org--m"
+def test_models_and_data_of_the_hub_come_from_the_cache_at_their_revision(tmp_path: Path, hf_home: Path) -> None:
+    repo = hf_home / "hub" / "models--org--m"
     snapshot = repo / "snapshots" / COMMIT
     for folder in (snapshot, repo / "blobs", repo / "refs"):
         folder.mkdir(parents=True)
@@ -193,12 +187,10 @@ def test_models_and_data_of_the_hub_come_from_the_cache_at_their_revision(
     (repo / "blobs" / "w").write_bytes(b"weights")
     (snapshot / "config.json").write_text("{}")
     (snapshot / "model.safetensors").symlink_to("../../blobs/w")
-    data = tmp_path / "hf" / "datasets" / "org___d" / "default" / "0.0.0" / COMMIT
-    data.mkdir(parents=True)
-    (data / "dataset_info.json").write_text("{}")
-    other = data.with_name("f" * 40)
-    other.mkdir()
-    (other / "dataset_info.json").write_text("{}")
+    data = hf_home / "datasets" / "org___d" / "default" / "0.0.0"
+    for version in (COMMIT, "f" * 40):
+        (data / version).mkdir(parents=True)
+        (data / version / "dataset_info.json").write_text("{}")
     with pytest.raises(EnvironmentNotAble, match=r"several versions .* pin data.revision"):
         bundles.build(spec_of(tmp_path, data={"source": "org/d"}), packages=False)
     spec = spec_of(tmp_path, model={"name": "org/m"}, data={"source": "org/d", "revision": COMMIT})
@@ -213,35 +205,30 @@ def test_models_and_data_of_the_hub_come_from_the_cache_at_their_revision(
         bundles.build(spec, packages=False)
 
 
+def manifest_of(nodes: list[NodeStage]) -> StageManifest:
+    return StageManifest(job="c.1.0", bundle="", interpreter="/py", method="", bytes_sent=0, seconds=0, nodes=nodes)
+
+
+def with_environment(tmp_path: Path) -> bundles.Bundle:
+    sources = [package_source(), environment_source(fake_site(tmp_path / "site"))]
+    return bundles.assemble(sources, tmp_path / "store", {})
+
+
 def test_what_a_node_is_told_to_use(tmp_path: Path) -> None:
-    data = rows(tmp_path / "rows.jsonl")
-    made = bundles.assemble(
-        [package_source(), environment_source(fake_site(tmp_path / "site"))], tmp_path / "store", {}
-    )
-    data_too = bundles.build(spec_of(tmp_path, data={"source": str(data)}), packages=False)
+    made = with_environment(tmp_path)
     plain = node_stage(made, "n1", [], "/t/j")
     assert (plain.folder, plain.python, plain.python_path, plain.environment()) == (None, sys.executable, [], {})
     staged = node_stage(made, "n2", ["allranks", "env"], "/t/j")
     assert staged.python == "/t/j/env/bin/python" and staged.environment("x")["PYTHONPATH"] == "/t/j/allranks:x"
-    assert node_stage(data_too, "n3", ["data"], "/t/j").overrides == {"data.source": "/t/j/data/rows.jsonl"}
-    wanted = parse_spec({"model": {"name": "tiny:mistral"}, "data": {"source": str(data)}})
-    seen = for_node(wanted, node_stage(data_too, "n3", ["data"], "/t/j"))
-    assert seen.data is not None and seen.data.source == "/t/j/data/rows.jsonl" and for_node(wanted, plain) == wanted
-    manifest = StageManifest(
-        job="c.1.0", bundle=made.key, interpreter="/py", method="sbcast", bytes_sent=1, seconds=0.5,
-        nodes=[plain, staged],
-    )  # fmt: skip
+    manifest = manifest_of([plain, staged])
     manifest.save(tmp_path / "stage.json")
     assert load_manifest(tmp_path / "stage.json") == manifest and manifest.of("n2") is staged
 
 
 def test_one_command_gives_each_node_its_own_python(tmp_path: Path) -> None:
-    made = bundles.assemble([package_source(), environment_source(fake_site(tmp_path / "s"))], tmp_path / "store", {})
+    made = with_environment(tmp_path)
     nodes = [node_stage(made, "n1", [], "/t/j"), node_stage(made, "n2", ["allranks"], str(tmp_path / "it's"))]
-    manifest = StageManifest(
-        job="c.1.0", bundle=made.key, interpreter="/py", method="sbcast", bytes_sent=1, seconds=0.5, nodes=nodes
-    )
-    command = manifest.python(["env", "X=1", sys.executable])
+    command = manifest_of(nodes).python(["env", "X=1", sys.executable])
     code = "import os; print(os.environ['X'], os.environ.get('PYTHONPATH'), os.environ.get('HF_HUB_OFFLINE'))"
     told = {}
     for name in ("n1", "n2"):
@@ -249,9 +236,7 @@ def test_one_command_gives_each_node_its_own_python(tmp_path: Path) -> None:
         done = subprocess.run([*command, "-c", code], env=env, capture_output=True, text=True, timeout=30)
         told[name] = done.stdout.strip()
     assert told == {"n1": "1 before None", "n2": f"1 {tmp_path}/it's/allranks:before 1"}
-    nothing = StageManifest(
-        job="c", bundle="", interpreter="/py", method="none", bytes_sent=0, seconds=0, nodes=nodes[:1]
-    )
+    nothing = manifest_of(nodes[:1])
     assert nothing.python(["py"]) == ["py"] and nothing.python() == ["/py"]
 
 
@@ -260,9 +245,10 @@ def test_ranks_read_the_spec_as_their_node_must(tmp_path: Path, monkeypatch: pyt
     spec = spec_of(tmp_path, data={"source": str(data)})
     made = bundles.build(spec, packages=False)
     nodes = [node_stage(made, "n1", [], "/t"), node_stage(made, "n2", ["data"], "/t")]
+    assert nodes[1].overrides == {"data.source": "/t/data/rows.jsonl"} and for_node(spec, nodes[0]) == spec
     file = tmp_path / "stage.json"
     assert spec_here(spec, file) is spec
-    StageManifest(job="j", bundle="", interpreter="", method="", bytes_sent=0, seconds=0, nodes=nodes).save(file)
+    manifest_of(nodes).save(file)
     for name, source in (("n1", str(data)), ("n2", "/t/data/rows.jsonl"), ("elsewhere", str(data))):
         monkeypatch.setenv("SLURMD_NODENAME", name)
         seen = spec_here(spec, file)
@@ -274,11 +260,8 @@ def test_clashes_of_versions_are_named_with_their_cure() -> None:
     (clash,) = package_conflicts(old)
     assert "datasets 2.19.0 with numpy 2.1.0" in str(clash) and "numpy<2" in str(clash)
     assert package_conflicts({**old, "numpy": "1.26.4"}) == [] == package_conflicts({**old, "datasets": "3.2.0"})
-    assert (
-        package_conflicts({"datasets": "2.19.0"}) == []
-        and parse_release("2.3.1+cpu") == (2, 3, 1)
-        and parse_release("?") == ()
-    )
+    assert package_conflicts({"datasets": "2.19.0"}) == []
+    assert parse_release("2.3.1+cpu") == (2, 3, 1) and parse_release("?") == ()
 
 
 def test_clashing_packages_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,8 @@ import stat
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import without_stdin
 from tests.unit import topo_texts as texts
 from tests.warm import allranks
@@ -41,31 +43,26 @@ def test_the_picture_on_a_terminal_and_through_a_pipe() -> None:
     assert "\x1b" not in text and "NCCL_IB_GID_INDEX" in text
 
 
-def bad_inputs(folder: Path) -> dict[str, tuple[Path, str]]:
-    def made(name: str, data: bytes) -> Path:
-        (folder / name).write_bytes(data)
-        return folder / name
-
-    huge = folder / "huge"
-    with huge.open("wb") as file:
-        file.truncate(100 * 2**20)
-    return {
-        "empty": (made("empty", b""), "there is no matrix"),
-        "binary": (made("binary", bytes(range(256)) * 20), "is not UTF-8 text (byte 128)"),
-        "latin1": (made("latin1", "Gerät\n".encode("latin-1") + texts.BARE.encode()), "is not UTF-8 text (byte 3)"),
-        "huge": (huge, "larger than 4 MiB"),
-        "cut": (made("cut", texts.SEED_L4[:150].encode()), "begins in line 1 has no row of GPU1"),
-        "folder": (folder, "Is a directory"),
-        "none": (folder / "none", "No such file"),
-    }
-
-
-def test_bad_input_is_said(tmp_path: Path) -> None:
-    for name, (path, said) in bad_inputs(tmp_path).items():
-        done = topo(path)
-        text = done.stderr
-        assert done.returncode == 2 and said in text, (name, text)
-        assert "Traceback" not in text and text.count("\n") == 1 and done.stdout == "", (name, text)
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "there is no matrix"),
+        (bytes(range(256)) * 20, "is not UTF-8 text (byte 128)"),
+        ("Gerät\n".encode("latin-1") + texts.BARE.encode(), "is not UTF-8 text (byte 3)"),
+        (bytes(4 * 2**20 + 1), "larger than 4 MiB"),
+        (texts.SEED_L4[:150].encode(), "begins in line 1 has no row of GPU1"),
+        ("folder", "Is a directory"),
+        (None, "No such file"),
+    ],
+    ids=["empty", "binary", "latin1", "huge", "cut", "folder", "none"],
+)
+def test_bad_input_is_said(tmp_path: Path, content: bytes | str | None, said: str) -> None:
+    path = tmp_path if content == "folder" else tmp_path / "m.txt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    done = topo(path)
+    assert done.returncode == 2 and said in done.stderr
+    assert "Traceback" not in done.stderr and done.stderr.count("\n") == 1 and done.stdout == ""
 
 
 def test_without_a_driver_and_with_one(tmp_path: Path) -> None:
@@ -86,7 +83,6 @@ def test_a_matrix_from_standard_input_behind_a_log() -> None:
     log = "".join(f"step {i} done\n" for i in range(9))
     done = topo("-", data=log + texts.SEED_L4)
     assert done.returncode == 0, done.stderr
-    told = done.stdout
-    assert "line 3: step 2 done" in told and "6 more lines, up to line 9" in told
+    assert "line 3: step 2 done" in done.stdout and "6 more lines, up to line 9" in done.stdout
     closed = without_stdin("topo")
     assert closed.returncode == 2 and "standard input is closed" in closed.stderr and "Traceback" not in closed.stderr

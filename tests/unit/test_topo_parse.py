@@ -1,8 +1,9 @@
-"""Every form of the matrix is read; a damaged one is refused with its line."""
+"""Every form of the matrix is read and drawn; a damaged one is refused with its line."""
 
 from __future__ import annotations
 
 import re
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from allranks.errors import RequestError
 from allranks.nodes.topology.advice import advise_nccl, machine_notes
+from allranks.nodes.topology.drawings import draw_svg, draw_text, numa_nodes
 from allranks.nodes.topology.nvidia_smi import parse_topology
 from allranks.planning.records import Topology, TopologyDevice
 from tests.conftest import shared
@@ -28,25 +30,47 @@ REAL = [
 ]
 
 
-@pytest.mark.parametrize("row", REAL, ids=lambda row: row[0])
-def test_real_machines(row: tuple) -> None:
-    name, gpus, nics, links, kind, numa, cpus = row
-    found = parse_topology(shared("topo", name).read_text())
+def real(name: str) -> Topology:
+    return parse_topology(shared("topo", name).read_text())
+
+
+@pytest.mark.parametrize(("name", "gpus", "nics", "links", "kind", "numa", "cpus"), REAL)
+def test_real_machines(
+    name: str, gpus: int, nics: int, links: int, kind: str | None, numa: int | None, cpus: str
+) -> None:
+    found = real(name)
     assert (len(found.gpus), len(found.nics), len(found.links)) == (gpus, nics, links)
-    assert (found.gpus[-1].numa, found.gpus[-1].cpus) == (numa, cpus)
+    assert (found.gpus[-1].numa, found.gpus[-1].cpus, found.unread) == (numa, cpus, [])
     link = found.between("GPU0", "GPU1")
     assert (link.type if link else None) == kind
-    assert found.unread == []
     assert [g.name for g in found.gpus] == [f"GPU{i}" for i in range(gpus)]
+    text, picture = draw_text(found).plain, draw_svg(found)
+    drawn = "".join(ElementTree.fromstring(picture).itertext())  # noqa: S314 - our own picture
+    assert all(d.name in text and d.name in drawn for d in (*found.gpus, *found.nics))
+    assert "url(" not in picture.replace("url(#", ""), "the picture loads a font"
 
 
 def test_what_stands_in_the_real_ones_beside_the_matrix() -> None:
-    a100 = parse_topology(shared("topo", REAL[1][0]).read_text())
+    a100 = real(REAL[1][0])
     assert a100.nics[9] == TopologyDevice(name="NIC9", device="mlx5_9") and a100.unread == []
     assert [link.type for link in a100.links if link.a == "GPU6" and link.b == "NIC4"] == ["PXB"]
     assert a100.nearest_nics("GPU6") == ("PXB", [a100.nics[4], a100.nics[5]])
-    rtx = parse_topology(shared("topo", REAL[6][0]).read_text())
-    assert len(rtx.p2p) == 6 and {link.type for link in rtx.p2p} == {"OK"}
+    assert [link.type for link in real(REAL[6][0]).p2p] == ["OK"] * 6
+    nodes, text = numa_nodes(a100), draw_text(a100).plain
+    assert [[[d.name for d in (*g.gpus, *g.nics)] for g in node.groups] for node in nodes] == [
+        [["GPU0", "GPU1", "NIC2", "NIC3"], ["GPU2", "GPU3", "NIC0", "NIC1"]],
+        [["GPU4", "GPU5", "NIC8", "NIC9"], ["GPU6", "GPU7", "NIC4", "NIC5"]],
+        [["NIC6", "NIC7"]],
+    ]
+    assert [g.what for node in nodes for g in node.groups] == ["joined PCIe switches"] * 4 + ["one PCIe switch"]
+    assert "every pair of GPUs, 12 links" in text and "GPU6: nearest card NIC4=mlx5_4, NIC5=mlx5_5 (PXB)" in text
+
+
+def test_names_out_of_a_file_cannot_break_the_picture() -> None:
+    nasty = TopologyDevice(name="NIC0", device='<script>"&')
+    picture = draw_svg(Topology(gpus=[TopologyDevice(name="GPU0", cpus="0-7")], nics=[nasty], links=[]))
+    ElementTree.fromstring(picture)  # noqa: S314 - our own picture
+    assert "<script" not in picture
 
 
 def types(found: Topology) -> list[tuple[str, str, str]]:
@@ -127,12 +151,11 @@ def test_the_nearest_card_whatever_its_place_in_the_list() -> None:
     found = parse_topology("\tGPU0\tGPU1\tNIC0\tNIC1\tNIC2\n" + row)
     assert found.nearest_nics("GPU0") == ("PIX", [found.nics[1]])
     assert found.nearest_nics("GPU1") == ("PHB", [found.nics[0]])
-    reason = next(item.reason for item in advise_nccl(found) if item.name == "NCCL_IB_HCA")
-    assert "GPU0: NIC1 (PIX); GPU1: NIC0 (PHB)" in reason
-    assert "NVLink is used first" in next(i.reason for i in advise_nccl(found) if i.name == "NCCL_P2P_LEVEL")
-    plain = parse_topology(texts.BARE.replace("NV1", "PIX"))
-    assert "there is no NVLink" in next(i.reason for i in advise_nccl(plain) if i.name == "NCCL_P2P_LEVEL")
-    assert "NCCL_IB_GID_INDEX" not in {item.name for item in advise_nccl(plain)}
+    advice = {item.name: item.reason for item in advise_nccl(found)}
+    assert "GPU0: NIC1 (PIX); GPU1: NIC0 (PHB)" in advice["NCCL_IB_HCA"]
+    assert "NVLink is used first" in advice["NCCL_P2P_LEVEL"]
+    plain = {item.name: item.reason for item in advise_nccl(parse_topology(texts.BARE.replace("NV1", "PIX")))}
+    assert "there is no NVLink" in plain["NCCL_P2P_LEVEL"] and "NCCL_IB_GID_INDEX" not in plain
 
 
 LINKS = st.sampled_from(["NV1", "NV18", "PIX", "PXB", "PHB", "NODE", "SYS", "C2C"])
@@ -195,18 +218,13 @@ def test_a_cut_machine_is_never_read_as_another(machine: tuple, data: st.DataObj
 
 
 def test_advice_begins_with_what_matters_on_this_machine() -> None:
-    def notes(name: str) -> list[str]:
-        found = parse_topology(shared("topo", name).read_text())
+    def notes(found: Topology) -> list[str]:
         return machine_notes(found, advise_nccl(found))
 
-    pcie = notes("pcie_8gpu_NODE_SYS_two_numa.txt")
+    pcie = notes(real("pcie_8gpu_NODE_SYS_two_numa.txt"))
     assert "GPU0-3; GPU4-7" in pcie[0] and "GPU4-7: 32-63,96-123" in pcie[1]
-    assert notes("2gpu_NV2.txt") == [], "all GPUs alike, and one set of cores"
-    seed = parse_topology(texts.SEED_L4)
-    assert any(
-        "GPU0-1: no network card behind the same PCIe switch" in note for note in machine_notes(seed, advise_nccl(seed))
-    )
-    part = parse_topology("\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV4\tSYS\nGPU1\tNV4\tX\tSYS\nGPU2\tSYS\tSYS\tX\n")
-    assert "GPU0-1; GPU2" in machine_notes(part, advise_nccl(part))[0]
-    ring = parse_topology("\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV4\tSYS\nGPU1\tNV4\tX\tNV4\nGPU2\tSYS\tNV4\tX\n")
-    assert "does not connect all pairs" in machine_notes(ring, advise_nccl(ring))[0]
+    assert notes(real("2gpu_NV2.txt")) == [], "all GPUs alike, and one set of cores"
+    assert "GPU0-1: no network card behind the same PCIe switch" in " ".join(notes(parse_topology(texts.SEED_L4)))
+    three = "\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV4\tSYS\nGPU1\tNV4\tX\t{0}\nGPU2\tSYS\t{0}\tX\n"
+    assert "GPU0-1; GPU2" in notes(parse_topology(three.format("SYS")))[0]
+    assert "does not connect all pairs" in notes(parse_topology(three.format("NV4")))[0]
