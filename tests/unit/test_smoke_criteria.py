@@ -1,8 +1,5 @@
-"""Every criterion of every test of the ladder: ticked off on the records of a good run, red once these say otherwise.
-
-The records here are made up (`good`); `tests/dist/test_smoke.py` judges those of real runs, with faults planted into
-real ranks.
-"""
+"""Every criterion of every test of the ladder: ticked off on made-up records of a good run, red once these say otherwise.
+`tests/dist/test_smoke.py` judges the records of real runs."""
 
 from __future__ import annotations
 
@@ -20,15 +17,7 @@ import yaml
 from allranks.errors import SpecError
 from allranks.lab.smoke import TESTS, records, report, runner, select_tests
 from allranks.lab.smoke.figures import figure_rows, state_gb_a_rank
-from allranks.lab.smoke.records import (
-    CriterionResult,
-    Evidence,
-    FigureRow,
-    SmokeReport,
-    SmokeTest,
-    evaluate_criteria,
-    read_evidence,
-)
+from allranks.lab.smoke.records import CriterionResult, Evidence, FigureRow, SmokeTest, evaluate_criteria, read_evidence
 from allranks.lab.smoke.runner import SmokeOptions, _judged, prepare_test
 from allranks.planning.planner import make_plan
 from allranks.planning.records import LaunchPlan
@@ -55,42 +44,29 @@ def good(test: SmokeTest, *, gpu: bool = False) -> Raw:
     world, lora = plan.world_size, ready.spec.adapter.type == "lora"
     assert plan.batch is not None
     noise = ready.spec.data is not None and ready.spec.data.source == "builtin:noise"
-    first = {r: _story(r, plan, lora, noise, gpu) for r in range(world)}
-    again = {
-        r: [
-            {"event": "start", "rank": r},
-            {"event": "resume", "rank": r, "from_step": STEPS},
-            {"event": "proof", "rank": r, "weights_hash": "a" * 64, "world_size": world},
-            {"event": "step", "rank": r, "step": STEPS + 1, "loss": 1.0},
-        ]
-        for r in range(world)
-    }
+    resumed: list[Raw] = [
+        {"event": "start"},
+        {"event": "resume", "from_step": STEPS},
+        {"event": "proof", "weights_hash": "a" * 64, "world_size": world},
+        {"event": "step", "step": STEPS + 1, "loss": 1.0},
+    ]
     names = ["config.json", "tokenizer.json", "adapter_model.safetensors" if lora else "model.safetensors"]
     state = {f"state/__{r}_0.safetensors": 12 * TRAINED for r in range(world)}
-    batch = plan.batch.global_batch_size
+    engine: Raw = {"zero_optimization": {"stage": 1}, "train_batch_size": plan.batch.global_batch_size}
+    engine |= {"optimizer": {"type": "AdamW"}} if gpu else {}
+    channels = {"P2P": 2, "NET/IB": 2} if len(plan.nodes) > 1 else {"P2P": 2}
+    network = {"ok": True, "line": "interface eth0", "findings": []}
     return {
         "spec": ready.spec,
         "plan": msgspec.to_builtins(plan),
-        "metrics": {
-            "status": "succeeded",
-            "tokens_per_s": 100.0,
-            "network": {"ok": True, "line": "interface eth0", "findings": []},
-        },
-        "first": first,
-        "again": again,
+        "metrics": {"status": "succeeded", "tokens_per_s": 100.0, "network": network},
+        "first": {r: _story(r, plan, lora, noise, gpu) for r in range(world)},
+        "again": {r: [{**event, "rank": r} for event in resumed] for r in range(world)},
         "step": STEPS,
         "files": {**dict.fromkeys(names, 100), **state},
         "damage": None,
-        "engine": {
-            "zero_optimization": {"stage": 1},
-            "train_batch_size": batch,
-            **({"optimizer": {"type": "AdamW"}} if gpu else {}),
-        }
-        if "deepspeed" in plan.strategy
-        else {},
-        "ways": {f"n{n.node}": {"P2P": 2, **({"NET/IB": 2} if len(plan.nodes) > 1 else {})} for n in plan.nodes}
-        if gpu
-        else {},
+        "engine": engine if "deepspeed" in plan.strategy else {},
+        "ways": {f"n{n.node}": dict(channels) for n in plan.nodes} if gpu else {},
         "heads": {r: f"[RANK {r}] WORLD_SIZE={world} n{r // 2} pid 1\n" for r in range(world)},
         "preflight": [f"n{n.node} proj=ok pkgs=ok OK" for n in plan.nodes],
         "message": "",
@@ -102,24 +78,14 @@ def _story(rank: int, plan: Any, lora: bool, noise: bool, gpu: bool) -> list[Raw
     parts = 1 if plan.strategy in ("pytorch_ddp", "single") else world
     steps = [
         {
-            "event": "step", "rank": rank, "step": i + 1, "loss": 1.0 + i, "loss_share": (1.0 + i) / world,
+            "event": "step", "step": i + 1, "loss": 1.0 + i, "loss_share": (1.0 + i) / world,
             **({"grad_norm": 0.5, "own_s": 0.1} if plan.device == "cuda" else {"grad_norm": 0.5, "forward_s": 0.1, "backward_s": 0.1}),
             "tokens": batch.micro_batch_size * batch.grad_accum if noise else 50, "step_time_s": 0.5 if i else 1.5, "peak_memory_bytes": 5 * 10**8,
         }
         for i in range(STEPS)
     ]  # fmt: skip
-    evals = [
-        {
-            "event": "eval",
-            "rank": 0,
-            "step": s,
-            "targets": 90,
-            "collectives": 1,
-            "perplexity": 300.0 - s,
-            "seconds": 1.0,
-        }
-        for s in (0, 3, 6)
-    ]
+    scores = {"targets": 90, "collectives": 1, "seconds": 1.0}
+    evals = [{"event": "eval", "step": s, "perplexity": 300.0 - s, **scores} for s in (0, 3, 6)]
     whole, device = TRAINED * (50 if lora else 1), "NVIDIA X" if gpu else "cpu"
     told: list[Raw] = [
         {"event": "start", "host": f"n{rank // plan.procs_per_node}", "local_rank": rank % plan.procs_per_node, "world_size": world},
@@ -172,8 +138,18 @@ def _one(raw: Raw, kind: str, **values: Any) -> None:
     _events(raw, kind)[-1].update(values)
 
 
-def _late(raw: Raw) -> None:
-    raw["first"][0].append({"event": "error", "rank": 0, "message": "collective operation timeout"})
+def _error(raw: Raw, message: str, kind: str = "RuntimeError") -> None:
+    raw["first"][0].append({"event": "error", "rank": 0, "type": kind, "message": message})
+
+
+def _drop(raw: Raw, kind: str, *ranks: int, name: str | None = None, story: str = "first") -> None:
+    for rank in ranks:
+        raw[story][rank] = [e for e in raw[story][rank] if e["event"] != kind or (name and e.get("name") != name)]
+
+
+def _again(raw: Raw, kind: str, **values: Any) -> None:
+    for event in [e for events in raw["again"].values() for e in events if e["event"] == kind]:
+        event.update(values)
 
 
 # by criterion: what the records say instead; on a run with GPUs where the criterion needs them
@@ -185,7 +161,7 @@ CHANGES: dict[str, tuple[Change, bool]] = {
     "transport": (lambda raw: raw["ways"]["n0"].update({"NET/Socket": 2}), True),
     "across": (lambda raw: raw["ways"]["n0"].update({"NET/Socket": 2}), True),
     "within": (lambda raw: raw["ways"]["n0"].update({"SHM": 2}), True),
-    "barriers": (_late, False),
+    "barriers": (lambda raw: _error(raw, "collective operation timeout"), False),
     "network": (lambda raw: raw["metrics"]["network"].update(ok=False, findings=[{"host": "n1", "level": "bad", "text": "eno1"}]), False),
     "wrapper": (lambda raw: raw["plan"].update(strategy="zero2"), False),
     "engine": (lambda raw: _one(raw, "engine", version="2"), False),
@@ -195,14 +171,14 @@ CHANGES: dict[str, tuple[Change, bool]] = {
     "data": (lambda raw: _one(raw, "proof", data_disjoint=False), False),
     "race": (lambda raw: _all(raw, "data", how="built"), False),
     "batch": (lambda raw: raw["plan"]["batch"].update(global_batch_size=3), False),
-    "forward": (lambda raw: raw["first"][0].append({"event": "error", "message": "the loss is not finite"}), False),
-    "backward": (lambda raw: raw["first"][0].append({"event": "error", "message": "the loss is not finite"}), False),
+    "forward": (lambda raw: _error(raw, "the loss is not finite"), False),
+    "backward": (lambda raw: _error(raw, "the loss is not finite"), False),
     "sync": (lambda raw: _one(raw, "end", weights_hash="c" * 64), False),
     "loss": (lambda raw: _one(raw, "step", loss=9.0), False),
     "steps": (lambda raw: _all(raw, "phase", total_steps=STEPS + 1), False),
     "save": (lambda raw: raw.update(damage="model.safetensors has the wrong hash"), False),
     "state": (lambda raw: raw.update(files=dict.fromkeys(raw["files"], 1)), False),
-    "reload": (lambda raw: [e.update(from_step=1) for events in raw["again"].values() for e in events if e["event"] == "resume"], False),
+    "reload": (lambda raw: _again(raw, "resume", from_step=1), False),
     "lora": (lambda raw: _all(raw, "model", parameters=TRAINED), False),
     "metrics": (lambda raw: raw["metrics"].update(tokens_per_s=0.0), False),
     "eval": (lambda raw: _one(raw, "eval", targets=91), False),
@@ -228,26 +204,6 @@ def test_each_criterion_turns_red_and_no_other(test: SmokeTest) -> None:
         assert red == {criterion.key} | (TOGETHER.get(criterion.key, set()) & found.keys()), {
             k: (j.state, j.measured, j.why) for k, j in found.items()
         }
-
-
-def _drop(raw: Raw, kind: str, *ranks: int, name: str | None = None, story: str = "first") -> None:
-    for rank in ranks:
-        raw[story][rank] = [e for e in raw[story][rank] if e["event"] != kind or (name and e.get("name") != name)]
-
-
-def _error(raw: Raw, message: str, kind: str = "RuntimeError") -> None:
-    raw["first"][0].append({"event": "error", "rank": 0, "type": kind, "message": message})
-
-
-def _again(raw: Raw, kind: str, **values: Any) -> None:
-    for events in raw["again"].values():
-        for event in events:
-            if event["event"] == kind:
-                event.update(values)
-
-
-def _published(raw: Raw, name: str) -> None:
-    raw["files"][name] = 7
 
 
 def _state_of(raw: Raw, size: int) -> None:
@@ -276,9 +232,7 @@ MORE: list[tuple[str, bool, Change, str, str, str]] = [
     ("02", False, lambda raw: _drop(raw, "phase", 1, name="done"), "barriers", OPEN, ""),
     ("02", False, lambda raw: _one(raw, "step", loss=float("nan")), "forward", FAILED, ""),
     ("02", False, lambda raw: _all(raw, "step", backward_s=0.0), "backward", OPEN, ""),
-    ("02", False, lambda raw: _all(raw, "step", backward_s=0.0), "forward", "passed", ""),
     ("02", True, lambda raw: _all(raw, "step", grad_norm=0.0), "backward", OPEN, ""),
-    ("02", True, lambda raw: _all(raw, "step", grad_norm=None), "backward", OPEN, ""),
     ("02", True, lambda raw: _all(raw, "step", grad_norm=0.0), "forward", "passed", ""),
     ("02", True, lambda raw: raw["plan"].update(procs_per_node=1), "transport", "not testable", "opens no channel"),
     ("03", True, lambda raw: raw["engine"].pop("optimizer"), "jit", "not testable", "no nvcc"),
@@ -296,12 +250,10 @@ MORE: list[tuple[str, bool, Change, str, str, str]] = [
     ("02", False, lambda raw: _again(raw, "proof", weights_hash="9" * 64), "reload", FAILED, ""),
     ("02", False, lambda raw: raw["again"][1][2].update(weights_hash="9" * 64), "reload", FAILED, ""),
     ("02", False, lambda raw: _drop(raw, "resume", 1, story="again"), "reload", FAILED, "1 of 2"),
-    ("07", False, lambda raw: raw["again"][1][2].update(weights_hash="9" * 64), "reload", FAILED, ""),
-    ("05", False, lambda raw: _published(raw, "model.safetensors"), "lora", FAILED, "model.safetensors"),
+    ("05", False, lambda raw: raw["files"].update({"model.safetensors": 7}), "lora", FAILED, "model.safetensors"),
     ("05", False, lambda raw: _all(raw, "model", parameters=2 * TRAINED), "lora", FAILED, "50.00%"),
     ("05", False, lambda raw: _all(raw, "data", how="rebuilt"), "race", FAILED, "2 built"),
     ("05", False, lambda raw: raw["metrics"].update(tokens_per_s=float("inf")), "metrics", FAILED, ""),
-    ("05", False, lambda raw: raw["metrics"].update(tokens_per_s=None), "metrics", FAILED, ""),
     ("05", False, lambda raw: raw["metrics"].update(tokens_per_s=None, status="failed"), "metrics", OPEN, ""),
 ]  # fmt: skip
 
@@ -399,16 +351,8 @@ def result(**more: Any) -> records.TestResult:
         CriterionResult(key=k, title=k, state=s, measured="1", threshold="2", why="")  # type: ignore[arg-type]
         for k, s in (("a", "passed"), ("b", "passed"), ("c", "failed"), ("d", "not testable"))
     ]
-    figure = FigureRow(
-        name="samples",
-        unit="1/s",
-        definition="d",
-        seed=10.7,
-        correct=343.0,
-        correction="c",
-        ours=None,
-        not_comparable="",
-    )
+    seed: Any = {"seed": 10.7, "correct": 343.0, "correction": "c"}
+    figure = FigureRow(name="samples", unit="1/s", definition="d", ours=None, not_comparable="", **seed)
     usual: dict[str, Any] = {
         "name": "t", "title": "<b>T</b>", "source": "s", "status": "failed", "message": "", "seconds": 3.0, "folder": None, "setting": "2 ranks",
         "hardware": "h", "seed_hardware": "sh", "scaled": [], "untested": [], "criteria": judgements, "figures": [figure], "path": "gloo",
@@ -416,18 +360,9 @@ def result(**more: Any) -> records.TestResult:
     return records.TestResult(**{**usual, **more})
 
 
-def ladder(*results: records.TestResult) -> SmokeReport:
-    machine = msgspec.to_builtins(facts())
-    return SmokeReport(
-        name="l",
-        place="local",
-        scale="fit",
-        started="now",
-        seconds=1.0,
-        machine=machine,
-        versions={},
-        tests=list(results),
-    )
+def ladder(*results: records.TestResult) -> records.SmokeReport:
+    how: Any = {"name": "l", "place": "local", "scale": "fit", "started": "now", "seconds": 1.0, "versions": {}}
+    return records.SmokeReport(**how, machine=msgspec.to_builtins(facts()), tests=list(results))
 
 
 def test_the_report_counts_what_could_be_tested_and_escapes_what_it_shows() -> None:
@@ -466,8 +401,8 @@ def test_what_became_of_a_test_is_said_with_where_it_ran(tmp_path: Path, monkeyp
 
 
 def test_a_climb_has_passed_only_if_something_ran() -> None:
-    assert not report.as_document(ladder(result()))["passed"]
-    assert not report.as_document(ladder(result(status="not run")))["passed"]
+    for status in ("failed", "not run"):
+        assert not report.as_document(ladder(result(status=status)))["passed"]
     assert report.as_document(ladder(result(status="passed"), result(status="not run")))["passed"]
 
 
@@ -498,7 +433,6 @@ def test_a_run_that_went_on_is_read_as_two(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("2_ddp",), 2, "did you mean 02_ddp"),
         (("01", "--set", "train.max_step=3"), 2, "did you mean 'train.max_steps'"),
         (("04", "--json"), 3, "needs 4 nodes"),
         (("all", "--on", "slurm", "--dry-run", "--json"), 0, "#SBATCH --gpus-per-node=2"),
