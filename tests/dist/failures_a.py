@@ -1,8 +1,4 @@
-"""Failures of the field notes, made to happen on two real ranks under torchrun: ``torchrun ... -m tests.dist.failures_a
-FOLDER``.
-
-What each raised is written as its traceback; what the ranks only warn of goes to their own output.
-"""
+"""Failures of the field notes, made to happen on two ranks: ``torchrun ... -m tests.dist.failures_a FOLDER``."""
 
 from __future__ import annotations
 
@@ -45,9 +41,8 @@ def lora(*, reentrant: bool) -> Any:
     if reentrant:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
         model.enable_input_require_grads()
-    return add_adapter(
-        model, AdapterSpec(type="lora", r=4, targets=["q_proj", "v_proj"]), classifier=False, base="b", seed=1
-    )
+    adapter = AdapterSpec(type="lora", r=4, targets=["q_proj", "v_proj"])
+    return add_adapter(model, adapter, classifier=False, base="b", seed=1)
 
 
 def one_backward(model: Any, **how: Any) -> None:
@@ -57,13 +52,11 @@ def one_backward(model: Any, **how: Any) -> None:
 
 
 def mixed_dtypes() -> None:
-    """Adapters in float32 over a base in bfloat16, in FSDP of the first kind, which makes one flat parameter of
-    both."""
+    """Adapters in float32 over a base in bfloat16, of which the first FSDP makes one flat parameter."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    FullyShardedDataParallel(
-        built({"lora": True, "base_dtype": "bfloat16"}), use_orig_params=False, device_id=torch.device("cpu")
-    )
+    model = built({"lora": True, "base_dtype": "bfloat16"})
+    FullyShardedDataParallel(model, use_orig_params=False, device_id=torch.device("cpu"))
 
 
 def out_of_memory_in_the_first_step() -> None:

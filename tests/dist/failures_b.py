@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -17,18 +16,10 @@ from allranks.errors import AllranksError
 from allranks.train.data.batches import collate
 from allranks.train.distributed import DistContext
 from allranks.train.sync_proof import prove_ranks
+from tests.dist.failures_a import raised
 from tests.dist.making import built, main, model_of, orders_of, tokens_of, train_with
 
 __all__ = ["happened", "main", "of_deepspeed"]
-
-
-def raised(action: Callable[[], Any]) -> str:
-    """The traceback as Python prints it, or ""."""
-    try:
-        action()
-    except Exception:  # noqa: BLE001 - whatever it is, it is what a user would read
-        return traceback.format_exc()
-    return ""
 
 
 def happened(world: DistContext, args: dict[str, Any]) -> Any:
@@ -115,14 +106,10 @@ def of_deepspeed(world: DistContext, args: dict[str, Any]) -> Any:
         one.step()
 
     deepspeed.utils.logger.setLevel("WARNING")
+    mismatch = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}
     return {
         "optimizer": raised(step_without_optimizer),
-        "batch": raised(
-            lambda: engine(
-                {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4},
-                optimizer=True,
-            )
-        ),
+        "batch": raised(lambda: engine(mismatch, optimizer=True)),
         "hostfile": raised(lambda: fetch_hostfile("/nowhere/hostfile")),
         "ours": trained(f"deepspeed_zero{args['stage']}", world, Path(args["folder"])),
     }

@@ -21,7 +21,7 @@ import yaml
 
 from allranks.rundir.paths import RunDir
 from tests import sampling, warm
-from tests.conftest import remove_build_locks
+from tests.conftest import remove_build_locks, tiny_spec, write_rows
 from tests.warm import Warm
 
 STUCK = Path(__file__).parent / "stuck"
@@ -47,11 +47,8 @@ def run_ranks(
 ) -> list[Any]:
     """The JSON value that each rank's case returned; fails with the ranks' output if one did not end well."""
     codes, outputs = end_of_ranks(case, world_size, tmp_path, limit_s, module, **args)
-    bad = [
-        f"rank {r}, exit {c}:\n{o.read_text(errors='replace')[-3000:]}"
-        for r, (c, o) in enumerate(zip(codes, outputs, strict=True))
-        if c
-    ]
+    ends = enumerate(zip(codes, outputs, strict=True))
+    bad = [f"rank {r}, exit {c}:\n{o.read_text(errors='replace')[-3000:]}" for r, (c, o) in ends if c]
     assert not bad, "\n".join(bad)
     return [json.loads(output.with_suffix(".json").read_text()) for output in outputs]
 
@@ -59,12 +56,8 @@ def run_ranks(
 def end_of_ranks(
     case: str, world_size: int, tmp_path: Path, limit_s: float = 120, module: str = "cases", **args: Any
 ) -> tuple[list[int], list[Path]]:
-    """The exit status and the output of each rank of a case; what it returned lies beside the output.
-
-    Full matrices have three times the limit: other matrices with up to four ranks each run beside them. Time in which
-    ranks could run and other processes had the cores does not count.
-    """
-    port = str(free_port())
+    """The exit status and the output of each rank of a case; what it returned lies beside the output."""
+    port, args = str(free_port()), {"folder": tmp_path, **args}
     results = [tmp_path / f"{case}.{world_size}.{rank}.json" for rank in range(world_size)]
     outputs = [result.with_suffix(".out") for result in results]
     for file in (*results, *outputs):
@@ -78,7 +71,8 @@ def end_of_ranks(
         }  # fmt: skip
         argv = [module, case, str(result), json.dumps(args, default=str)]
         ranks.append(Warm.get("heavy").start("rank", argv, env, output))
-    # after the imports before a first fork
+    # After the imports before a first fork. Full matrices have more: other matrices with up to four ranks run beside.
+    # Time in which ranks could run and other processes had the cores does not count.
     deadline = time.monotonic() + 30 + (3 * limit_s if sampling.ALL else limit_s)
     while late := [one for one in ranks if one.poll() is None]:
         if time.monotonic() > deadline + sum(seconds_in_run_queue(one.pid) for one in late):
@@ -104,28 +98,37 @@ def write_spec(tmp_path: Path, spec: dict[str, Any]) -> Path:
     return path
 
 
-def allranks(*args: str, cwd: Path, limit_s: float = 180, **more: Any) -> subprocess.CompletedProcess[str]:
-    """Run a verb to its end. What is killed for its time may leave the lock of a build, for which others would wait."""
+def allranks(
+    *args: str, cwd: Path, limit_s: float = 180, code: int | None = None, **more: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a verb to its end, which must be `code` if that is given."""
     try:
-        return warm.allranks(*args, cwd=cwd, timeout_s=limit_s, kind="heavy", **more)
+        done = warm.allranks(*args, cwd=cwd, timeout_s=limit_s, kind="heavy", **more)
     except subprocess.TimeoutExpired:
-        remove_build_locks()
+        remove_build_locks()  # what is killed for its time may leave the lock of a build, for which others would wait
         raise
+    assert code in (None, done.returncode), f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
+    return done
+
+
+def rows_spec(folder: Path, rows: int = 60, **sections: Any) -> dict[str, Any]:
+    """A spec that trains in a second or two, on rows that are written beside it."""
+    write_rows(folder / "rows.json", rows)
+    return tiny_spec(folder / "rows.json", folder, **sections)
 
 
 def train(
-    tmp_path: Path, spec: dict[str, Any], *more: str, limit_s: float = 180, anew: bool = False
+    tmp_path: Path, spec: dict[str, Any], *more: str, **how: Any
 ) -> tuple[subprocess.CompletedProcess[str], RunDir]:
-    """`allranks run` to its end, and its folder."""
+    """`allranks run` to its end, and its folder. `how`: see `allranks`."""
     before = set(folders(tmp_path))
-    done = allranks("run", str(write_spec(tmp_path, spec)), *more, cwd=tmp_path, limit_s=limit_s, anew=anew)
+    done = allranks("run", str(write_spec(tmp_path, spec)), *more, cwd=tmp_path, **how)
     (new,) = set(folders(tmp_path)) - before
     return done, RunDir(new)
 
 
 def memory_is_as_estimated(run: RunDir) -> None:
-    """What `plan` says of a rank's memory, against the most that a rank of the run had. Measured for torch without CUDA
-    alone."""
+    """What `plan` says of a rank's memory, against the most that a rank had; measured for torch without CUDA alone."""
     import torch
 
     from allranks.planning.memory import fit
@@ -142,6 +145,21 @@ def memory_is_as_estimated(run: RunDir) -> None:
     assert abs(estimated / measured - 1) <= ESTIMATE_ERROR, (
         f"estimated {estimated >> 20} MiB, measured {measured >> 20} MiB"
     )
+
+
+def weights_of(run: RunDir, step: int) -> dict[str, Any]:
+    """The adapters of a checkpoint, or the whole model."""
+    from safetensors.torch import load_file
+
+    (file,) = run.checkpoint(step).glob("*model.safetensors")
+    return load_file(file)
+
+
+def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two sets of weights are the same to the bit."""
+    import torch
+
+    return len(one) > 0 and one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
 
 
 def folders(tmp_path: Path) -> list[Path]:
@@ -178,15 +196,12 @@ class Background:
         return list(read_events(self.run.events_of(rank)))
 
     def until_step(self, step: int, attempt: int = 1) -> None:
-        """Until every rank of the attempt has begun, and rank 0 has done the step in it (earlier attempts may have gone
-        further)."""
+        """Until every rank of the attempt has begun, and rank 0 has done the step in it."""
         until(lambda: self._has_done(step, attempt) or self.process.poll() is not None)
 
     def _has_done(self, step: int, attempt: int) -> bool:
         ranks = [int(p.stem.removeprefix("rank")) for p in self.run.events.glob("rank*.jsonl")]
-        starts = {
-            r: [e for e in self.events(r) if e["event"] == "start" and e["attempt"] >= attempt] for r in sorted(ranks)
-        }
+        starts = {r: [e for e in self.events(r) if e["event"] == "start" and e["attempt"] >= attempt] for r in ranks}
         if 0 not in starts or not all(starts.values()):
             return False
         began = starts[0][-1]["time"]

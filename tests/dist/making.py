@@ -365,6 +365,7 @@ def saver_of(
 def main(known: dict[str, Any]) -> None:
     case, result, args = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     world = world_of()
+    plants.plant(args.get("plant") or "", world)
     try:
         value = known[case](world, args)
         result.write_text(json.dumps(value))

@@ -27,7 +27,6 @@ from tests.dist.variants import VARIANTS
 
 def save_shards(world: DistContext, args: dict[str, Any]) -> Any:
     """Each strategy's state after two steps, in parts and, for comparison, whole and without files."""
-    plants.plant(args.get("plant", ""), world)
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
     for name in args["names"]:
         strategy, _ = prepared(name, world, args["how"])
@@ -47,7 +46,6 @@ def save_shards(world: DistContext, args: dict[str, Any]) -> Any:
 
 def load_shards(world: DistContext, args: dict[str, Any]) -> Any:
     """What differs once each strategy has read what each other one wrote: names by strategy and source."""
-    plants.plant(args.get("plant", ""), world)
     wrong = []
     for name in args["names"]:
         for source in args["sources"]:
@@ -114,8 +112,6 @@ def states(world: DistContext, args: dict[str, Any]) -> Any:
     folder = Path(args["folder"])
     tokens = tokens_of(folder / f"rank{world.rank}", 37)
     found = []
-    if args.get("plant"):
-        plants.plant(args["plant"], world)
     bugs = args.get("plants") or [None] * len(args["triples"])
     for i, ((saver, loader, variant), bug) in enumerate(zip(args["triples"], bugs, strict=True)):
         how = VARIANTS[variant]
@@ -178,8 +174,6 @@ def reloaded_adapter(world: DistContext, args: dict[str, Any]) -> Any:
     """
     from peft import PeftModel
 
-    if args.get("plant"):
-        plants.plant(args["plant"], world)
     folder = Path(args["folder"])
     tokens = tokens_of(folder / f"rank{world.rank}", 37)
     batch = collate(tokens, np.arange(4), 0, None)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from peft.tuners.lora.layer import Linear, ParamWrapper
-from torch import optim
 
 from allranks.errors import AllranksError
 from allranks.experiments.gates import compare_traffic
@@ -25,9 +24,7 @@ from allranks.train.distributed import DistContext
 from allranks.train.loop import adamw
 from allranks.train.models import lora, lora_experts
 from allranks.train.models.losses import LossModel
-from allranks.train.strategies import zero
-from allranks.train.strategies.base import Sizes, clip_and_update, transformer_blocks
-from tests.dist import plants
+from allranks.train.strategies.base import Sizes, transformer_blocks
 from tests.dist.making import (
     STEPS,
     a_salt,
@@ -49,8 +46,6 @@ def parities(world: DistContext, args: dict[str, Any]) -> Any:
     """For each (strategy, variant): how far its weights after some steps are from those of one process that goes
     through the ranks' micro-batches in order. The first rank tells it."""
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
-    if args.get("plant"):
-        plants.plant(args["plant"], world)
     found = []
     references: dict[str, Any] = {}
     for name, variant in args["pairs"]:
@@ -81,8 +76,6 @@ def forwards_of_lora(world: DistContext, args: dict[str, Any]) -> Any:
     calls of PEFT's own
     forward of an adapted layer.
     """
-    if args.get("plant"):
-        plants.plant(args["plant"], world)
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
     found = []
     for name, variant in args["pairs"]:
@@ -130,15 +123,6 @@ def counted_lora() -> Iterator[dict[str, Any]]:
 def bad_gradient(world: DistContext, args: dict[str, Any]) -> Any:
     """For each strategy: two good steps, one whose loss is not finite on rank 1 alone, and a good one after it. The
     weights must be those of the two steps on all ranks until the host hears of it."""
-    if args.get("plant") == "not_sticky":
-        usual = optim.AdamW.step
-
-        def step(self: Any, *more: Any) -> Any:
-            out = usual(self, *more)
-            self.found_inf = None
-            return out
-
-        optim.AdamW.step = step  # type: ignore[method-assign]
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
     order = orders_of(world, tokens, {})[world.rank]
     found = []
@@ -180,8 +164,6 @@ def _said(name: str, options: dict[str, Any], module: LossModel, world: DistCont
 def gathered_at_once(world: DistContext, args: dict[str, Any]) -> Any:
     """The most blocks of `zero3` whose weights are whole at one time, and the most bytes of them, seen at every
     module's forward and at every gradient."""
-    if args.get("plant") == "never_freed":
-        zero.GatheredUnit.free = lambda self: self.use()  # type: ignore[method-assign]
     how = {"config": {"num_hidden_layers": args["blocks"]}}
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
     strategy, module = prepared("zero3", world, how)
@@ -225,8 +207,6 @@ def gathered_by_deepspeed(world: DistContext, args: dict[str, Any]) -> Any:
 
 def mechanism(world: DistContext, args: dict[str, Any]) -> Any:
     """For each (strategy, variant): what its process group did in two steps that its formula does not say, or None."""
-    if args.get("plant"):
-        plants.plant(args["plant"], world)
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
     found = []
     for name, variant in args["pairs"]:
@@ -262,9 +242,6 @@ class _Watching:
 def memory(world: DistContext, args: dict[str, Any]) -> Any:
     """Bytes of weights, gradients and optimizer state that this rank really holds when it updates, by strategy."""
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
-    if args.get("plant"):  # weights that are never freed, gradients that stay whole
-        zero.GatheredUnit.free = lambda self: self.use()  # type: ignore[method-assign]
-        zero.Zero2.step = _step_with_whole_gradients  # type: ignore[method-assign]
     found = {}
     for name in args["names"]:
         strategy, module = prepared(name, world, {})
@@ -273,14 +250,6 @@ def memory(world: DistContext, args: dict[str, Any]) -> Any:
         found[name] = held.weights() + held.gradients + held.optimizer_state()
         held.remove()
     return found
-
-
-def _step_with_whole_gradients(self: Any) -> torch.Tensor:
-    self._gradients.give()
-    for flat in self._flats:
-        for _, parameter in flat.named:
-            parameter.grad = torch.zeros_like(parameter)
-    return clip_and_update(self.optimizer, [p for flat in self._flats for p in flat.pieces], None, self._group)
 
 
 def reference_of(
@@ -329,7 +298,6 @@ def plain_losses(model: Any, batch: Batch) -> tuple[torch.Tensor, float]:
 
 def trainer_bug(world: DistContext, args: dict[str, Any]) -> Any:
     """What the engine `hf_trainer` says of a bug that is planted into it, or None if it says nothing."""
-    plants.plant(args["plant"], world)
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
     try:
         train_with("hf_trainer", world, tokens, {"accum": 2}, Path(args["folder"]))

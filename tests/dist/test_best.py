@@ -3,45 +3,40 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from allranks.rundir.events import read_events
 from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
 from tests.conftest import tiny_spec
-from tests.dist.harness import ALLRANKS, allranks, train
+from tests.dist.harness import ALLRANKS, allranks, train, until
 
 pytestmark = pytest.mark.dist
 
 PATIENCE = 2
 
 
-def spec_of(folder: Path, **more: Any) -> dict[str, Any]:
+def spec_of(folder: Path, steps: int = 200) -> dict[str, Any]:
     """A run whose held-out loss rises after a while: the learning rate is far too high."""
     rows = [{"instruction": f"Say the number {i}", "output": f"number {i} " + "yes " * (i % 5)} for i in range(60)]
     (folder / "rows.json").write_text(json.dumps(rows))
-    sections: dict[str, Any] = {
-        "train": {"max_steps": 200, "lr": 0.3, "schedule": "constant"},
-        "eval": {"every": 2, "patience": PATIENCE, "baseline": True},
-        "checkpoint": {"mode": "full", "every": 2, "keep": 1, "keep_best": True},
-    }
-    for name, values in more.items():
-        sections[name] = {**sections.get(name, {}), **values}
-    return tiny_spec(folder / "rows.json", folder, **sections)
+    return tiny_spec(
+        folder / "rows.json", folder, train={"max_steps": steps, "lr": 0.3, "schedule": "constant"},
+        eval={"every": 2, "patience": PATIENCE, "baseline": True},
+        checkpoint={"mode": "full", "every": 2, "keep": 1, "keep_best": True},
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def early(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("early")
-    done, run = train(folder, spec_of(folder))
-    assert done.returncode == 0, done.stderr + done.stdout
+    done, run = train(folder, spec_of(folder), code=0)
     return folder, done, run
 
 
@@ -73,42 +68,34 @@ def test_a_resume_continues_the_count_and_an_ended_run_is_not_resumed(early: Any
     folder, _, whole = early
     expected = losses_of(whole)
     cut = max(expected) - 2
-    done, run = train(tmp_path, spec_of(tmp_path, train={"max_steps": cut}))
-    assert done.returncode == 0, done.stderr
-    done = allranks("resume", run.name, "--set", "train.max_steps=200", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    _, run = train(tmp_path, spec_of(tmp_path, cut), code=0)
+    allranks("resume", run.name, "--set", "train.max_steps=200", cwd=tmp_path, code=0)
     assert losses_of(run) == expected
     assert run.checkpoint_steps() == whole.checkpoint_steps()
     assert run.best_checkpoint.read_text() == whole.best_checkpoint.read_text()
     assert read_json(run.metrics)["stopped_early"] == read_json(whole.metrics)["stopped_early"]
-    done = allranks("resume", whole.name, cwd=folder)
-    assert done.returncode == 2 and "ended early after step" in done.stderr and "eval.patience" in done.stderr
+    done = allranks("resume", whole.name, cwd=folder, code=2)
+    assert "ended early after step" in done.stderr and "eval.patience" in done.stderr
 
 
 def test_the_best_is_exported(early: Any, tmp_path: Path) -> None:
-    """From elsewhere to a relative folder; the process that verifies it starts in another one. Its base is absolute,
-    and its card tells of the run."""
+    """From elsewhere to a relative folder; the process that verifies it starts in another one."""
     folder, _, run = early
     best = int(run.best_checkpoint.read_text().removeprefix("step-"))
-    done = allranks("export", str(run.root), "--best", "--json", "--out", "given", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = allranks("export", str(run.root), "--best", "--json", "--out", "given", cwd=tmp_path, code=0)
     told = json.loads(done.stdout)
     assert (told["step"], told["folder"]) == (best, str(tmp_path / "given"))
     config = json.loads((tmp_path / "given" / "adapter_config.json").read_text())
     assert Path(config["base_model_name_or_path"]).is_absolute() and Path(config["base_model_name_or_path"]).is_dir()
     card = (tmp_path / "given" / "README.md").read_text()
-    for words in (
-        f"base_model: {run.model}", "library_name: peft", f"checkpoint of step {best}", "held-out loss", "rows_train",
-        "torch", "max_steps: 200",
-    ):  # fmt: skip
+    for words in (f"base_model: {run.model}", "library_name: peft", f"step {best}", "held-out loss", "max_steps: 200"):
         assert words in card, card
     assert not list(tmp_path.glob(".given*"))
-    assert allranks("export", run.name, "--best", "--step", "2", cwd=folder).returncode == 2
+    allranks("export", run.name, "--best", "--step", "2", cwd=folder, code=2)
 
 
 def replies(run: RunDir, cwd: Path, *words: str, stdin: str = "") -> Any:
-    done = allranks("generate", run.name, "--json", *words, cwd=cwd, stdin=stdin)
-    assert done.returncode == 0, done.stderr
+    done = allranks("generate", run.name, "--json", *words, cwd=cwd, stdin=stdin, code=0)
     return json.loads(done.stdout)
 
 
@@ -136,37 +123,28 @@ def test_replies_are_those_of_the_evaluation(early: Any) -> None:
 
 
 def test_an_interrupt_ends_the_process_with_the_model(early: Any) -> None:
-    import psutil
-
     folder, _, run = early
-    process = subprocess.Popen(
-        [*ALLRANKS, "generate", run.name, "--prompt", "x", "--max-new-tokens", "100000"],
-        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    deadline = time.monotonic() + 60
-    while not (children := psutil.Process(process.pid).children()):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
-    os.kill(process.pid, signal.SIGINT)
+    command = [*ALLRANKS, "generate", run.name, "--prompt", "x", "--max-new-tokens", "100000"]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    until(psutil.Process(process.pid).children)
+    children = psutil.Process(process.pid).children()
+    process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 1 and err.strip() == "allranks: interrupted", (out, err)
     assert not psutil.wait_procs(children, timeout=20)[1], "the process with the model is left"
 
 
 def test_a_classifier_says_labels_and_a_run_without_a_checkpoint_refuses(tmp_path: Path) -> None:
-    rows = [
-        {"text": f"{'good great fine' if i % 2 else 'bad awful poor'} {i}", "label": ["bad", "good"][i % 2]}
-        for i in range(60)
-    ]
+    kinds = [("bad", "bad awful poor"), ("good", "good great fine")] * 30
+    rows = [{"text": f"{words} {i}", "label": label} for i, (label, words) in enumerate(kinds)]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     spec = tiny_spec(tmp_path / "rows.json", tmp_path, train={"max_steps": 40, "lr": 5e-3})
     spec["model"], spec["adapter"] = {"name": "tiny:bert"}, {"type": "lora", "r": 4}
-    done, run = train(tmp_path, spec)
-    assert done.returncode == 0, done.stderr
+    _, run = train(tmp_path, spec, code=0)
     found = replies(run, tmp_path, "--prompt", "good great", "--prompt", "awful bad")["replies"]
     assert [next(iter(reply["labels"])) for reply in found] == ["good", "bad"]
     assert all(abs(sum(reply["labels"].values()) - 1) < 1e-5 and reply["reply"] is None for reply in found)
     for step in run.checkpoint_steps():
         run.checkpoint(step).rename(tmp_path / "elsewhere")
-    done = allranks("generate", run.name, "--prompt", "x", cwd=tmp_path)
-    assert done.returncode == 2 and "has no checkpoint to try: none has been saved yet" in done.stderr
+    done = allranks("generate", run.name, "--prompt", "x", cwd=tmp_path, code=2)
+    assert "has no checkpoint to try: none has been saved yet" in done.stderr

@@ -14,27 +14,20 @@ from safetensors.torch import load_file, save_file
 from allranks.launch.export import export_checkpoint
 from allranks.rundir.paths import RunDir
 from allranks.train.export import load, verify_logits
-from tests.conftest import tiny_spec, write_rows
-from tests.dist.harness import allranks, train
+from tests.dist.harness import allranks, equal, rows_spec, train, weights_of
 
 pytestmark = pytest.mark.dist
-
-
 SMALL = {"train": {"max_steps": 2}, "cluster": {"procs_per_node": 1}}
 
 
 def trained(folder: Path, **more: Any) -> RunDir:
-    write_rows(folder / "rows.json", 40)
-    done, run = train(folder, tiny_spec(folder / "rows.json", folder, **{**SMALL, **more}))
-    assert done.returncode == 0, done.stderr
-    return run
+    return train(folder, rows_spec(folder, 40, **{**SMALL, **more}), code=0)[1]
 
 
 @pytest.fixture(scope="module")
 def lora(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    return trained(
-        tmp_path_factory.mktemp("lora"), adapter={"type": "lora", "r": 4}, train={"max_steps": 2, "lr": 0.05}
-    )
+    folder = tmp_path_factory.mktemp("lora")
+    return trained(folder, adapter={"type": "lora", "r": 4}, train={"max_steps": 2, "lr": 0.05})
 
 
 def logits(model: Any) -> torch.Tensor:
@@ -62,15 +55,12 @@ def test_an_adapter_and_its_merged_model_say_the_same(lora: RunDir) -> None:
 
 def test_a_model_trained_whole_is_exported_without_our_state(tmp_path: Path) -> None:
     run = trained(tmp_path, adapter={"type": "none"}, checkpoint={"mode": "full"})
-    done = allranks("export", run.name, "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = allranks("export", run.name, "--json", cwd=tmp_path, code=0)
     told = json.loads(done.stdout)
     assert told["kind"] == "model" and told["difference"] == 0.0
     assert not (Path(told["folder"]) / "state").exists()
-    saved = load_file(run.checkpoint(2) / "model.safetensors")
-    assert all(torch.equal(t, saved[n]) for n, t in load_file(Path(told["folder"]) / "model.safetensors").items())
-    done = allranks("export", run.name, "--merge", cwd=tmp_path)
-    assert done.returncode == 2 and "not an adapter" in done.stderr
+    assert equal(weights_of(run, 2), load_file(Path(told["folder"]) / "model.safetensors"))
+    assert "not an adapter" in allranks("export", run.name, "--merge", cwd=tmp_path, code=2).stderr
 
 
 def test_other_weights_are_not_published(lora: RunDir, tmp_path: Path) -> None:
@@ -94,27 +84,23 @@ def test_other_weights_are_not_published(lora: RunDir, tmp_path: Path) -> None:
 
 
 def test_what_is_there_stays_and_what_is_damaged_is_named(lora: RunDir, tmp_path: Path) -> None:
-    def refused(*args: str) -> tuple[int, str]:
-        done = allranks("export", str(lora.root), *args, cwd=tmp_path)
-        return done.returncode, done.stderr
+    def refused(run: Path, *args: str, code: int = 2) -> str:
+        return allranks("export", str(run), *args, cwd=tmp_path, code=code).stderr
 
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep")
-    code, text = refused("--out", "mine", "--force")
-    assert code == 2 and "not an earlier export" in text and (tmp_path / "mine" / "notes.txt").read_text() == "keep"
-    assert refused("--step", "7")[0] == 2
-    assert refused("--out", "new")[0] == 0
-    code, text = refused("--out", "new")
-    assert code == 2 and "--force" in text
+    assert "not an earlier export" in refused(lora.root, "--out", "mine", "--force")
+    assert (tmp_path / "mine" / "notes.txt").read_text() == "keep"
+    refused(lora.root, "--step", "7")
+    refused(lora.root, "--out", "new", code=0)
+    assert "--force" in refused(lora.root, "--out", "new")
     broken = tmp_path / "broken"
     shutil.copytree(lora.root, broken)
     file = broken / "checkpoints" / "step-2" / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:-8])
-    done = allranks("export", str(broken), "--step", "2", cwd=tmp_path)
-    assert done.returncode == 1 and "adapter_model.safetensors has the wrong size" in done.stderr
-    assert "Traceback" not in done.stderr
+    text = refused(broken, "--step", "2", code=1)
+    assert "adapter_model.safetensors has the wrong size" in text and "Traceback" not in text
     shutil.rmtree(broken / "model")
     shutil.rmtree(broken / "checkpoints")
     shutil.copytree(lora.checkpoints, broken / "checkpoints")
-    done = allranks("export", str(broken), "--out", str(tmp_path / "x"), cwd=tmp_path)
-    assert done.returncode == 3 and "base model" in done.stderr and not (tmp_path / "x").exists()
+    assert "base model" in refused(broken, "--out", str(tmp_path / "x"), code=3) and not (tmp_path / "x").exists()

@@ -1,5 +1,4 @@
-"""Failures of the field notes on two real ranks: what torch says by hand, that diagnose names it, and that allranks
-does otherwise."""
+"""Failures of the field notes on two real ranks: what torch says, that diagnose names it, and what allranks does."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from allranks.analysis.diagnose import Diagnosis, diagnose
+from allranks.analysis.diagnose import diagnose
 from tests.conftest import REPO
 
 pytestmark = pytest.mark.dist
@@ -33,39 +32,35 @@ def happened(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[
     return folder, [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
 
 
-def named(happened: tuple[Path, list[dict[str, str]]], what: str) -> tuple[Diagnosis, list[str]]:
-    """Both ranks' tracebacks as they would stand in their logs, diagnosed."""
+def named(happened: tuple[Path, list[dict[str, str]]], what: str) -> tuple[Any, list[str]]:
+    """The only finding of both ranks' tracebacks as they would stand in their logs."""
     folder = happened[0] / what
     folder.mkdir()
     texts = [rank[what] for rank in happened[1]]
     for rank, text in enumerate(texts):
         (folder / f"n1.rank{rank}.log").write_text(text)
-    return diagnose([folder]), texts
-
-
-def only(found: Diagnosis) -> Any:
-    (finding,) = found.findings
-    return finding
+    (finding,) = diagnose([folder]).findings
+    return finding, texts
 
 
 def test_reentrant_checkpointing_is_named_and_a_model_of_allranks_is_not_struck(happened: Any) -> None:
     found, texts = named(happened, "ready_twice")
     assert all("marked as ready twice" in text for text in texts)
-    assert only(found).id == "ddp_ready_twice"
+    assert found.id == "ddp_ready_twice"
     assert [rank["ours"] for rank in happened[1]] == ["", ""]
 
 
 def test_mixed_dtypes_in_the_old_fsdp_are_named(happened: Any) -> None:
     found, texts = named(happened, "mixed_dtypes")
     assert all("uniform dtype" in text for text in texts)
-    assert only(found).id == "fsdp_mixed_dtype"
+    assert found.id == "fsdp_mixed_dtype"
 
 
 def test_memory_that_ends_in_the_first_optimizer_step_is_named_as_that(happened: Any) -> None:
     found, texts = named(happened, "optimizer_step")
     assert all("exp_avg_sq" in text and "in step" in text for text in texts), "it died elsewhere"
-    assert only(found).id == "host_oom"
-    assert "optimizer's step" in only(found).cause
+    assert found.id == "host_oom"
+    assert "optimizer's step" in found.cause
 
 
 def test_real_warnings_of_a_healthy_run_are_no_failure(happened: Any) -> None:

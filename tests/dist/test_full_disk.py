@@ -1,13 +1,10 @@
-"""A disk that fills up, for real (a small tmpfs): one paragraph that names file and cure, exit code 3, never a
-defect."""
+"""A disk that fills up, for real (a small tmpfs): one paragraph that names file and cure, exit code 3."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +13,7 @@ import pytest
 from allranks.rundir.checkpoints import newest_checkpoint
 from allranks.rundir.paths import RunDir
 from tests.conftest import tiny_spec
-from tests.dist.harness import allranks, folders, train, write_spec
+from tests.dist.harness import ALLRANKS, allranks, folders, train, until, write_spec
 from tests.unit.report_runs import complete_run
 from tests.unit.trace_builder import op, step, write_ranks
 
@@ -31,10 +28,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("only root can mount a small file system")
     folder = tmp_path / "runs"
     folder.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=160m", "tmpfs", str(folder)], capture_output=True, check=False
-    )
-    if done.returncode:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160m", "tmpfs", folder], capture_output=True).returncode:
         pytest.skip("this machine does not let a tmpfs be mounted")
     try:
         yield folder
@@ -57,8 +51,7 @@ def is_told(done: subprocess.CompletedProcess[str], *parts: str, code: int = 3) 
     said = done.stdout + done.stderr
     assert "defect" not in said and "Traceback" not in said, said
     last = done.stderr.strip().splitlines()[-1]
-    for part in parts:
-        assert part in last, last
+    assert [part for part in parts if part not in last] == [], last
     assert done.returncode == code, said
 
 
@@ -66,11 +59,7 @@ def test_a_disk_that_is_full_before_the_run_or_fills_up_during_it(disk: Path, tm
     spec = tiny_spec(rows_file, tmp_path, train={"max_steps": 5000}, checkpoint={"every": 50})
 
     def fill_when_training() -> None:
-        deadline = time.monotonic() + 90
-        while time.monotonic() < deadline and not (
-            folders(tmp_path) and RunDir(folders(tmp_path)[0]).checkpoint_steps()
-        ):
-            time.sleep(0.1)
+        until(lambda: folders(tmp_path) and RunDir(folders(tmp_path)[0]).checkpoint_steps())
         fill(disk)
 
     filler = threading.Thread(target=fill_when_training)
@@ -112,16 +101,11 @@ def test_every_verb_that_writes(
 def test_a_closed_or_full_standard_output_does_not_end_a_run(tmp_path: Path, rows_file: Path) -> None:
     """The reader of the pipe ends at once; the run goes on, and its exit code is that of the training."""
     path = write_spec(tmp_path, tiny_spec(rows_file, tmp_path))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "allranks.cli.main", "run", str(path)],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    command = [*ALLRANKS, "run", str(path)]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()
     error = process.stderr.read()
-    assert process.wait(timeout=120) == 0, error
-    assert error == b""
+    assert (process.wait(timeout=120), error) == (0, b"")
     (run,) = folders(tmp_path)
     assert RunDir(run).metrics.exists() and RunDir(run).report.exists()

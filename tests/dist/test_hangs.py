@@ -1,11 +1,11 @@
-"""Ranks that stand still: noticed, looked at, named with their line, and ended; and slow ones, which are not. Real
-processes."""
+"""Ranks that stand still: noticed, looked at, named with their line, and ended; and slow ones, which are not."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +15,15 @@ import pytest
 from allranks.analysis.diagnose import diagnose
 from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
-from tests.conftest import tiny_spec, write_rows
-from tests.dist.harness import Background, stall_ranks, step_events, train, write_spec
+from tests.dist.harness import Background, rows_spec, stall_ranks, step_events, train, write_spec
 
 pytestmark = pytest.mark.dist
 WITHIN_S = 30  # promised: from the limit to the report
 
 
 def spec(tmp_path: Path, **sections: Any) -> dict[str, Any]:
-    write_rows(tmp_path / "rows.json", 80)
-    usual: dict[str, Any] = {
-        "train": {"max_steps": 40},
-        "eval": {"samples": 0},
-        "observe": {"hang_s": 4},
-        "strategy": {"name": "pytorch_ddp"},
-    }
-    return tiny_spec(
-        tmp_path / "rows.json",
-        tmp_path,
-        **{name: {**usual.get(name, {}), **sections.get(name, {})} for name in {**usual, **sections}},
-    )
+    usual: dict[str, Any] = {"train": {"max_steps": 40}, "observe": {"hang_s": 4}, "strategy": {"name": "pytorch_ddp"}}
+    return rows_spec(tmp_path, 80, **{**usual, **sections, "eval": {"samples": 0, **sections.get("eval", {})}})
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, what: str, seconds: float = 0) -> None:
@@ -57,30 +46,23 @@ def nothing_left(run: RunDir) -> bool:
 def test_slow_ranks_are_named_and_one_that_sleeps_with_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One is slow with its data, the other in its backward passes: every step takes both equally long. At last one
-    sleeps."""
+    """One is slow with its data, the other in its backward passes; at last one sleeps."""
     plant(monkeypatch, "sleep_a_while:1:-1;slow_backward:0:-1;sleep_forever:1:33", seconds=0.2)
-    done, run = train(tmp_path, spec(tmp_path))
-    assert done.returncode == 1, done.stdout + done.stderr
+    done, run = train(tmp_path, spec(tmp_path), code=1)
     slow_ranks_are_named(done.stdout, run)
     report = the_report(run)
     (stalled,) = report["stalled"]
-    assert stalled["rank"] == 1
-    assert "stuck/sitecustomize.py:" in stalled["where"]
-    assert "in sleep_forever" in stalled["where"]
+    assert (stalled["rank"], report["waiting"][0]["rank"], report["kind"]) == (1, 0, "dataloader_hang")
+    assert "stuck/sitecustomize.py:" in stalled["where"] and "in sleep_forever" in stalled["where"]
     assert "never joined collective" in stalled["why"]
-    assert report["waiting"][0]["rank"] == 0
-    assert report["kind"] == "dataloader_hang"
     for words in ("hang: rank 1 on", "sleep_forever", "rank 0 in"):
         assert words in done.stderr, done.stderr
         assert words in read_json(run.metrics)["message"]
     assert nothing_left(run)
     first = diagnose([run.root]).findings[0]
-    assert (first.id, first.rank) == ("dataloader_hang", 1)
-    assert "sleep_forever" in first.cause
+    assert (first.id, first.rank) == ("dataloader_hang", 1) and "sleep_forever" in first.cause
     page = run.report.read_text()
-    assert "Position of the ranks" in page
-    assert "sleep_forever" in page
+    assert "Position of the ranks" in page and "sleep_forever" in page
     folder = run.hang(1)
     assert {"flight.rank0", "flight.rank1", "node0.json", "hang.json"} <= {p.name for p in folder.iterdir()}
     node = read_json(run.hang_node(1, 0))
@@ -104,13 +86,11 @@ def test_other_ways_to_fall_out(
 ) -> None:
     # a C call that holds the interpreter is told from other silence by heartbeats before, and after 5 s
     plant(monkeypatch, f"sleep_a_while:1:-1;{how}:1:12", seconds=0.3)
-    done, run = train(tmp_path, spec(tmp_path, strategy={"name": strategy}, observe={"hang_s": 7}))
-    assert done.returncode == 1, done.stdout + done.stderr
+    _, run = train(tmp_path, spec(tmp_path, strategy={"name": strategy}, observe={"hang_s": 7}), code=1)
     report = the_report(run)
     assert report["kind"] == kind
     mine = next(f for f in report["stalled"] if f["rank"] == 1)
-    assert why in mine["why"]
-    assert f"in {how}" in mine["where"]
+    assert why in mine["why"] and f"in {how}" in mine["where"]
     assert nothing_left(run)
 
 
@@ -119,45 +99,43 @@ def test_the_first_collective_is_bounded_by_what_the_others_can_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch, "sleep_forever:0:2")  # the first batch is that of the rehearsal
-    done, run = train(tmp_path, spec(tmp_path, cluster={"timeout_s": 20}))
-    assert done.returncode == 1
+    _, run = train(tmp_path, spec(tmp_path, cluster={"timeout_s": 20}), code=1)
     report = the_report(run)
     assert report["alarm"]["phase"] == "first step"
     assert [f["rank"] for f in report["stalled"]] == [0]
 
 
-@pytest.mark.full
-def test_a_stopped_process_is_named_by_its_state(tmp_path: Path) -> None:
+@pytest.fixture
+def endless(tmp_path: Path) -> Iterator[Background]:
     background = Background(tmp_path, "run", str(write_spec(tmp_path, spec(tmp_path, train={"max_steps": 1000000}))))
     try:
         background.until_step(8)
-        os.kill(background.pid_of(1), signal.SIGSTOP)
-        code, out = background.wait()
+        yield background
     finally:
         background.stop()
+
+
+@pytest.mark.full
+def test_a_stopped_process_is_named_by_its_state(endless: Background) -> None:
+    os.kill(endless.pid_of(1), signal.SIGSTOP)
+    code, out = endless.wait()
     assert code == 1
-    report = the_report(background.run)
+    report = the_report(endless.run)
     assert [f["rank"] for f in report["stalled"]] == [1]
     assert "stopped by a signal (SIGSTOP or SIGTSTP)" in out
 
 
 @pytest.mark.full
-def test_a_stopped_job_that_goes_on_is_not_called_a_hang(tmp_path: Path) -> None:
+def test_a_stopped_job_that_goes_on_is_not_called_a_hang(endless: Background) -> None:
     """As a scheduler suspends and resumes it: all of its processes stand still together, the agent too."""
-    background = Background(tmp_path, "run", str(write_spec(tmp_path, spec(tmp_path, train={"max_steps": 1000000}))))
-    try:
-        background.until_step(8)
-        pids = background.all_pids()
-        for number in (signal.SIGSTOP, signal.SIGCONT):
-            for pid in pids:
-                os.kill(pid, number)
-            time.sleep(7)
-        before = step_events(background.run)[-1]["step"]
-        background.until_step(before + 5)
-        assert background.process.poll() is None
-    finally:
-        background.stop()
-    assert not background.run.hang_report(1).exists()
+    pids = endless.all_pids()
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in pids:
+            os.kill(pid, number)
+        time.sleep(7)
+    endless.until_step(step_events(endless.run)[-1]["step"] + 5)
+    assert endless.process.poll() is None
+    assert not endless.run.hang_report(1).exists()
 
 
 @pytest.mark.full
@@ -165,16 +143,14 @@ def test_slow_steps_a_long_evaluation_and_a_long_checkpoint_are_no_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch, "slow_everywhere:1:-6", seconds=2.5)
-    done, run = train(tmp_path, spec(tmp_path, train={"max_steps": 9}, eval={"every": 7}, checkpoint={"every": 8}))
-    assert done.returncode == 0, done.stdout + done.stderr
+    slow = spec(tmp_path, train={"max_steps": 9}, eval={"every": 7}, checkpoint={"every": 8})
+    _, run = train(tmp_path, slow, code=0)
     assert not run.hang(1).exists()
-    evaluation = [e for e in step_events(run, 1) if e["step_time_s"] > 2]
-    assert len(evaluation) >= 3
+    assert sum(e["step_time_s"] > 2 for e in step_events(run, 1)) >= 3
 
 
 def slow_ranks_are_named(shown: str, run: RunDir) -> None:
-    """Rank 1 in its data, rank 0 in its backward passes: in the terminal while they ran, in the metrics and in the
-    report."""
+    """Rank 1 in its data, rank 0 in its backward passes: in the terminal, in the metrics and in the report."""
     said = [line for line in shown.splitlines() if "is slow" in line]
     assert sorted(line.split("rank ")[1][0] for line in said) == ["0", "1"]
     assert any("rank 1 on" in line and "its own work (data and forward)" in line for line in said)

@@ -10,15 +10,12 @@ import pytest
 from safetensors import safe_open
 
 from allranks.rundir.files import read_json
-from tests.conftest import tiny_spec, write_rows
-from tests.dist.harness import run_ranks, shared_strategies, train
+from tests.dist.harness import rows_spec, run_ranks, shared_strategies, train
 
 pytestmark = pytest.mark.dist
 NAMES = shared_strategies()
 LIMIT = 1.25  # times plain autocast's distance
-# Measured: 0.8 to 1.6 with one base or another, by chance; the gradient of the loss is rounded once more before it is
-# scaled.
-ADAPTER_LIMIT = 2.0
+ADAPTER_LIMIT = 2.0  # measured: 0.8 to 1.6, by chance; the loss's gradient is rounded once more before it is scaled
 NOISE = 0.005  # of the update: what a few elements near AdamW's eps differ by after one step of an adapter
 SHARDED = ("pytorch_ddp", "zero3", "pytorch_zero3")
 
@@ -31,12 +28,10 @@ def distances(folder: Path, world: int, pairs: list[tuple[str, str]], **more: An
 
 def too_far(found: list[Any]) -> dict[str, list[float]]:
     """Ratios to plain autocast by strategy and form, where one is above the limit."""
-    ratios = {
-        f"{name} {form}": [
-            0.0 if own < NOISE else round(own / plain, 2) for own, plain in zip(ours, usual, strict=True)
-        ]
-        for name, form, ours, usual in found
-    }
+    ratios = {}
+    for name, form, ours, usual in found:
+        pairs = zip(ours, usual, strict=True)
+        ratios[f"{name} {form}"] = [0.0 if own < NOISE else round(own / plain, 2) for own, plain in pairs]
     return {which: r for which, r in ratios.items() if max(r) > (ADAPTER_LIMIT if " lora" in which else LIMIT)}
 
 
@@ -61,14 +56,11 @@ def test_updates_rounded_to_bfloat16_would_be_seen(tmp_path: Path) -> None:
 
 
 def test_a_run_in_bfloat16_saves_float32_weights_and_moments(tmp_path: Path) -> None:
-    write_rows(tmp_path / "rows.json", 40)
-    spec = tiny_spec(
-        tmp_path / "rows.json", tmp_path, adapter={"type": "none"}, strategy={"name": "pytorch_zero3"},
-        checkpoint={"mode": "full"}, train={"max_steps": 3, "lr": 1e-6},
+    spec = rows_spec(
+        tmp_path, 40, adapter={"type": "none"}, strategy={"name": "pytorch_zero3"}, checkpoint={"mode": "full"},
+        train={"max_steps": 3, "lr": 1e-6}, model={"dtype": "bfloat16"},
     )  # fmt: skip
-    spec["model"]["dtype"] = "bfloat16"
-    done, run = train(tmp_path, spec)
-    assert done.returncode == 0, done.stderr
+    _, run = train(tmp_path, spec, code=0)
     plan = read_json(run.plan)
     assert (plan["dtype"], plan["param_dtype"]) == ("bfloat16", "float32")
     kinds = set()

@@ -45,8 +45,7 @@ def log_of(folder: Path, text: str) -> list[str]:
     (folder / "program.py").write_text(text)
     alone = {"procs_per_node": 1}  # of two ranks, the one that fails later may be ended before it prints
     spec = {"name": "p", "script": {"path": "program.py"}, "run_root": str(folder / "runs"), "cluster": alone}
-    done, run = train(folder, spec)
-    assert done.returncode == 1
+    _, run = train(folder, spec, code=1)
     return run.rank_logs(1)[0].read_text().splitlines()[1:]
 
 
@@ -63,8 +62,7 @@ def test_the_traceback_of_a_program_begins_in_the_program(tmp_path: Path) -> Non
 def test_a_program_that_python_cannot_read_starts_no_rank(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("a = (\n")
     spec = {"name": "p", "script": {"path": "program.py"}, "run_root": str(tmp_path / "runs")}
-    done = allranks("run", str(write_spec(tmp_path, spec)), cwd=tmp_path)
-    assert done.returncode == 2
+    done = allranks("run", str(write_spec(tmp_path, spec)), cwd=tmp_path, code=2)
     assert "program.py: line 1: '(' was never closed" in done.stderr
     assert not (tmp_path / "runs").exists()
 
@@ -209,8 +207,7 @@ def test_a_rank_that_leaves_early_with_0_is_the_cause_of_the_others_errors(tmp_p
         "    dist.all_reduce(torch.ones(1))\n"
     )
     script = {"path": str(tmp_path / "program.py")}
-    done, run = train(tmp_path, {"name": "p", "script": script, "run_root": str(tmp_path / "runs")})
-    assert done.returncode == 1
+    done, run = train(tmp_path, {"name": "p", "script": script, "run_root": str(tmp_path / "runs")}, code=1)
     assert "rank 1 on" in done.stderr and "ended with exit code 0" in done.stderr
     if how != "os._exit(0)":
         assert "while other ranks were still running; rank 0 then failed with RuntimeError" in done.stderr
@@ -239,7 +236,6 @@ def test_the_ranks_run_in_the_python_that_is_named(tmp_path: Path) -> None:
         "run_root": str(tmp_path / "runs"),
         "cluster": {"python": str(folder)},
     }
-    done, run = train(tmp_path, spec)
-    assert done.returncode == 0, done.stdout + done.stderr
+    _, run = train(tmp_path, spec, code=0)
     logs = run.rank_logs(1)
     assert len(logs) == 2 and all(f"prefix {folder}\n" in path.read_text() for path in logs.values())

@@ -1,5 +1,4 @@
-"""Public programs run unchanged, and a fault in one of them is named by rank and reason, in the terminal and by
-diagnose. Real ranks."""
+"""Public programs run unchanged; a fault in one is named by rank and reason, in the terminal and by diagnose."""
 
 from __future__ import annotations
 
@@ -18,54 +17,39 @@ from tests.dist.public_programs import NEEDS, lay_out, plant
 
 pytestmark = pytest.mark.dist
 CGROUPS = Path("/sys/fs/cgroup/memory")
-# what is planted on rank 1: what the terminal says, the class and the words of diagnose
+HOG = "hog = [torch.ones(%d) for _ in range(64)]"
+# what is planted on rank 1: what the terminal says of it, the class and the words of diagnose
 FAULTS: dict[str, tuple[str, str, str, str]] = {
     "exception": (
-        "raise KeyError('tokens_17')",
-        "rank 1 on HOST failed: KeyError: 'tokens_17'",
-        "application_error",
-        "KeyError: 'tokens_17'",
+        "raise KeyError('tokens_17')", "failed: KeyError: 'tokens_17'", "application_error", "KeyError: 'tokens_17'",
     ),
     "exit text": (
-        "import sys; sys.exit('vocabulary does not match')",
-        "rank 1 on HOST failed: ended with exit code 1: vocabulary does not match",
-        "application_error",
-        "with the text 'vocabulary does not match'",
+        "import sys; sys.exit('vocabulary does not match')", "failed: ended with exit code 1: vocabulary does not match",
+        "application_error", "with the text 'vocabulary does not match'",
     ),
     "SIGSEGV": (
-        "import ctypes; ctypes.string_at(0)",
-        "rank 1 on HOST failed: ended by SIGSEGV: in FOLDER/nanogpt/train.py:290 in <module>",
-        "rank_died",
-        "ended by a crash signal",
+        "import ctypes; ctypes.string_at(0)", "failed: ended by SIGSEGV: in FOLDER/nanogpt/train.py:290 in <module>",
+        "rank_died", "ended by a crash signal",
     ),
     "SIGKILL": (
         "import signal; os.kill(os.getpid(), signal.SIGKILL)",
-        "rank 1 on HOST failed: ended by SIGKILL, but not by the kernel's out-of-memory killer",
-        "rank_died",
-        "It was not the kernel for lack of memory",
+        "failed: ended by SIGKILL, but not by the kernel's out-of-memory killer",
+        "rank_died", "It was not the kernel for lack of memory",
     ),
     "endless loop": (
-        "exec('while True: pass')",
-        "hang: rank 1 on HOST stalled, it never joined collective",
-        "collective_mismatch",
-        "running",
+        "exec('while True: pass')", "stalled, it never joined collective", "collective_mismatch", "running",
     ),
     "extra collective": (
         "torch.distributed.all_reduce(torch.ones(4))",
-        "rank 1 on HOST failed: ended by SIGABRT: the ranks are in different collectives",
-        "collective_mismatch",
-        "The ranks are in different collectives",
+        "failed: ended by SIGABRT: the ranks are in different collectives",
+        "collective_mismatch", "The ranks are in different collectives",
     ),
     "memory limit of the process": (
-        (
-            "import resource; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)); hog = [torch.ones(1 << 26) "
-            "for _ in range(64)]"
-        ),
-        "rank 1 on HOST failed: RuntimeError: [enforce fail at alloc_cpu.cpp",
-        "host_oom",
-        "An allocation of host memory was refused",
+        f"import resource; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)); {HOG % (1 << 26)}",
+        "failed: RuntimeError: [enforce fail at alloc_cpu.cpp",
+        "host_oom", "An allocation of host memory was refused",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -99,11 +83,8 @@ def test_it_runs_unchanged_and_nothing_is_found(tmp_path: Path, name: str) -> No
     assert done.returncode == 0, done.stdout + done.stderr
     metrics = read_json(run.metrics)
     assert (metrics["status"], metrics["world_size"]) == ("succeeded", 2)
-    steps, losses = {"nanogpt": (40, True), "alpaca": (20, True), "trl": (20, True), "lightning": (16, False)}.get(
-        name, (None, False)
-    )
-    assert metrics["steps"] == steps
-    assert (metrics["train_loss_last"] is not None) == losses
+    assert metrics["steps"] == {"nanogpt": 40, "alpaca": 20, "trl": 20, "lightning": 16}.get(name)
+    assert (metrics["train_loss_last"] is not None) == (name in ("nanogpt", "alpaca", "trl"))
     assert "not finite" not in done.stdout + done.stderr
     assert findings == []
 
@@ -120,7 +101,7 @@ def test_a_fault_on_one_rank_is_named_by_rank_and_reason(tmp_path: Path, name: s
         pytest.skip("the kernel ended another process of this machine for lack of memory meanwhile")
     assert done.returncode == 1, done.stdout + done.stderr
     err = done.stderr.replace(str(tmp_path / "programs"), "FOLDER").replace(f" {os.uname().nodename} ", " HOST ")
-    assert said in err
+    assert f"rank 1 on HOST {said}" in err
     assert (first["id"], first["rank"]) == (kind, 1), first
     assert why in first["cause"] + " ".join(e["text"] for e in first["evidence"])
 
@@ -130,11 +111,8 @@ def test_a_loss_that_becomes_nan_is_named_with_its_step(tmp_path: Path) -> None:
     fault = "raw_model.lm_head.weight.data.fill_(float('nan'))"
     done, run, (first, *others) = end_of(tmp_path, "nanogpt", fault)
     assert done.returncode == 0, done.stdout + done.stderr
-    warning = (
-        "all 2 ranks succeeded, but the loss is not finite (NaN or infinite) from step 10 on, as the output of rank 0 "
-        "says"
-    )
-    assert warning in " ".join(done.stderr.split())
+    warning = "all 2 ranks succeeded, but the loss is not finite (NaN or infinite) from step 10 on, as the output of"
+    assert f"{warning} rank 0 says" in " ".join(done.stderr.split())
     assert "-> nan (not finite)" in done.stdout
     metrics = read_json(run.metrics)
     assert (metrics["steps"], metrics["loss_not_finite"]) == (40, {"step": 10, "source": "log"})
@@ -145,9 +123,7 @@ def test_a_loss_that_becomes_nan_is_named_with_its_step(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_lack_of_host_memory_is_told_from_a_kill(tmp_path: Path, cgroup: Path) -> None:
     """The kernel itself ends the rank, in a cgroup with a limit."""
-    fault = (
-        f"open('{cgroup}/cgroup.procs', 'w').write(str(os.getpid())); hog = [torch.ones(1 << 24) for _ in range(64)]"
-    )
+    fault = f"open('{cgroup}/cgroup.procs', 'w').write(str(os.getpid())); {HOG % (1 << 24)}"
     done, _, (first, *_) = end_of(tmp_path, "nanogpt", fault)
     assert "ended by SIGKILL, and the kernel's out-of-memory killer has ended a process" in done.stderr
     assert (first["id"], first["rank"]) == ("host_oom", 1)

@@ -1,5 +1,4 @@
-"""What must not end a run, and what an error leaves behind. Whole runs of two gloo ranks with an end planted into
-them."""
+"""What must not end a run, and what an error leaves behind: two gloo ranks with an end planted into them."""
 
 from __future__ import annotations
 
@@ -11,8 +10,7 @@ import pytest
 
 from allranks.rundir.events import read_events
 from allranks.rundir.files import read_json
-from tests.conftest import tiny_spec, write_rows
-from tests.dist.harness import train
+from tests.dist.harness import rows_spec, train
 
 pytestmark = pytest.mark.dist
 PLANTS = Path(__file__).parent / "planted_ends"
@@ -25,18 +23,11 @@ def plant(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
 
 def test_an_evaluation_that_is_nan_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, "nan_evaluation")
-    write_rows(tmp_path / "rows.json", 60)
-    done, run = train(tmp_path, tiny_spec(tmp_path / "rows.json", tmp_path, eval={"baseline": True, "samples": 1}))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "held out loss nan" in done.stdout
-    assert "nan (not finite)" in done.stdout
+    done, run = train(tmp_path, rows_spec(tmp_path, eval={"baseline": True, "samples": 1}), code=0)
+    assert "held out loss nan" in done.stdout and "nan (not finite)" in done.stdout
     metrics = read_json(run.metrics)
-    assert (metrics["status"], metrics["steps"], metrics["eval_loss"], metrics["perplexity"]) == (
-        "succeeded",
-        6,
-        None,
-        None,
-    )
+    wanted = {"status": "succeeded", "steps": 6, "eval_loss": None, "perplexity": None}
+    assert {name: metrics[name] for name in wanted} == wanted
     assert run.report.exists()
 
 
@@ -45,13 +36,11 @@ def test_a_rank_that_fails_beside_a_collective_reports_first_and_does_not_leave_
 ) -> None:
     """Under NCCL leaving the group waits for peers that wait for this rank; a sleep stands for it here."""
     plant(monkeypatch, "fail_beside_a_collective:1")
-    write_rows(tmp_path / "rows.json", 60)
     began = time.monotonic()
-    done, run = train(tmp_path, tiny_spec(tmp_path / "rows.json", tmp_path, cluster={"timeout_s": 600}))
+    done, run = train(tmp_path, rows_spec(tmp_path, cluster={"timeout_s": 600}))
     assert time.monotonic() - began < 90  # far less than the ranks' own limit of 600 s
     assert done.returncode == 1
-    assert "rank 1" in done.stderr
-    assert "planted failure" in done.stderr
+    assert "rank 1" in done.stderr and "planted failure" in done.stderr
     assert "RuntimeError: planted failure" in run.rank_logs(1)[1].read_text()
     (error,) = [e for e in read_events(run.events_of(1)) if e["event"] == "error"]
     assert error["message"] == "planted failure"

@@ -37,12 +37,7 @@ def test_proof_names_what_is_wrong(tmp_path: Path, fault: str, world: int, words
 
 
 def test_evaluation_is_the_same_for_any_ranks_and_batch_size(tmp_path: Path) -> None:
-    found = [
-        value
-        for world in (1, 2, 3)
-        for result in run_ranks("evaluation", world, tmp_path, folder=tmp_path)
-        for value in result
-    ]
+    found = [value for world in (1, 2, 3) for result in run_ranks("evaluation", world, tmp_path) for value in result]
     losses, perplexities = [v[0] for v in found], [v[1] for v in found]
     assert max(losses) - min(losses) <= 1e-6 * losses[0]
     assert max(perplexities) - min(perplexities) <= 1e-6 * perplexities[0]
@@ -106,7 +101,7 @@ def kind_of(variant: str) -> str:
 
 @pytest.mark.parametrize("kind", ["plain", "moe or lora", "other"])
 def test_strategies_equal_one_process_that_takes_the_ranks_in_turn(tmp_path: Path, kind: str) -> None:
-    results = run_ranks("parities", 2, tmp_path, folder=tmp_path, pairs=covering(kind))
+    results = run_ranks("parities", 2, tmp_path, pairs=covering(kind))
     for found in results:
         check(found, 2)
     assert all(one["error"] is not None for one in results[0])
@@ -115,7 +110,7 @@ def test_strategies_equal_one_process_that_takes_the_ranks_in_turn(tmp_path: Pat
 def test_a_router_loss_is_that_of_one_process_with_plain_transformers(tmp_path: Path) -> None:
     pairs = [(name, "moe_router_loss") for name in FAMILIES if name in STRATEGIES]
     pairs += [(name, "moe_router_loss_recomputed") for name in ("pytorch_ddp", "zero3") if sampling.ALL]
-    results = run_ranks("parities", 2, tmp_path, folder=tmp_path, pairs=pairs)
+    results = run_ranks("parities", 2, tmp_path, pairs=pairs)
     for found in results:
         check(found, 2)
     assert all(one["error"] is not None for one in results[0])
@@ -142,18 +137,18 @@ def test_lora_is_computed_together_or_the_strategy_says_that_it_is_not(tmp_path:
     """Equal weights would not show it: PEFT's own forward, to which a layer falls back, gives the same ones."""
     # with DeepSpeed alone hooks of inner layers give unused parameters a gradient
     apart = [("deepspeed_zero3", "lora_unused")] if "deepspeed_zero3" in STRATEGIES else []
-    for found in run_ranks("forwards_of_lora", 2, tmp_path, folder=tmp_path, pairs=[*LORA, *apart]):
+    for found in run_ranks("forwards_of_lora", 2, tmp_path, pairs=[*LORA, *apart]):
         check_lora(found[: len(LORA)])
         for one in found[len(LORA) :]:
             assert any("4 layers use PEFT's forward" in remark for remark in one["remarks"]), one
             assert one["peft"] > 0 and not one["together"], one
-    ((single,),) = run_ranks("forwards_of_lora", 1, tmp_path, folder=tmp_path, pairs=[("single", "lora_on_bf16")])
+    ((single,),) = run_ranks("forwards_of_lora", 1, tmp_path, pairs=[("single", "lora_on_bf16")])
     check_lora([single])
 
 
 @pytest.mark.parametrize("plant", LORA_PLANTS)
 def test_a_silent_fallback_of_lora_is_caught(tmp_path: Path, plant: str) -> None:
-    for found in run_ranks("forwards_of_lora", 2, tmp_path, folder=tmp_path, pairs=[LORA_PLANTS[plant]], plant=plant):
+    for found in run_ranks("forwards_of_lora", 2, tmp_path, pairs=[LORA_PLANTS[plant]], plant=plant):
         with pytest.raises(AssertionError):
             check_lora(found)
 
@@ -161,14 +156,14 @@ def test_a_silent_fallback_of_lora_is_caught(tmp_path: Path, plant: str) -> None
 @pytest.mark.full
 def test_compiled_blocks_give_the_same_weights(tmp_path: Path) -> None:
     pairs = [(n, v) for v in SLOW for n in ONLY[v] if n in STRATEGIES]
-    for found in run_ranks("parities", 2, tmp_path, 280, folder=tmp_path, pairs=pairs):
+    for found in run_ranks("parities", 2, tmp_path, 280, pairs=pairs):
         check(found, 2)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("world", [2, 3])
 def test_every_strategy_in_every_variant(tmp_path: Path, world: int) -> None:
-    for found in run_ranks("parities", world, tmp_path, 280, folder=tmp_path, pairs=pairs_of(world)):
+    for found in run_ranks("parities", world, tmp_path, 280, pairs=pairs_of(world)):
         check(found, world)
 
 
@@ -224,7 +219,7 @@ EXPERTS = [
 
 
 def test_adapters_of_attention_and_experts_answer_the_same_in_plain_peft(tmp_path: Path) -> None:
-    found = run_ranks("reloaded_adapter", 2, tmp_path, folder=tmp_path, names=EXPERTS)[0]
+    found = run_ranks("reloaded_adapter", 2, tmp_path, names=EXPERTS)[0]
     for one in found:
         assert one["learned"] > 1e-3, one
         assert one["changed"] == 0.0, one
@@ -241,7 +236,7 @@ def test_adapters_of_attention_and_experts_answer_the_same_in_plain_peft(tmp_pat
 def test_an_evaluation_sums_once_however_many_batches_it_has(tmp_path: Path) -> None:
     """Sharded weights are gathered for each batch, as in training; nothing else travels."""
     names = ["pytorch_ddp", "zero2", "zero3", "pytorch_zero2", "pytorch_zero3"]
-    for found in run_ranks("evaluation_collectives", 2, tmp_path, folder=tmp_path, names=names):
+    for found in run_ranks("evaluation_collectives", 2, tmp_path, names=names):
         assert found["pytorch_ddp"] == found["zero2"] == {"allreduce_.default": 1}
         for name in ("zero3", "pytorch_zero2", "pytorch_zero3"):
             assert found[name].pop("allreduce_.default") == 1
@@ -264,7 +259,7 @@ MECHANISM = [
 
 
 def test_collectives_are_those_of_the_formula(tmp_path: Path) -> None:
-    for found in run_ranks("mechanism", 2, tmp_path, folder=tmp_path, pairs=MECHANISM):
+    for found in run_ranks("mechanism", 2, tmp_path, pairs=MECHANISM):
         assert [one for one in found if one["problem"]] == []
         assert all(one["steps"] == 2 for one in found)
 
@@ -275,7 +270,7 @@ def test_collectives_are_those_of_the_formula(tmp_path: Path) -> None:
 )
 def test_collectives_that_the_formula_does_not_say_are_caught(tmp_path: Path, plant: str, says: str) -> None:
     pairs = [("pytorch_zero3", "lora_whole")]
-    for (one,) in run_ranks("mechanism", 2, tmp_path, folder=tmp_path, pairs=pairs, plant=plant):
+    for (one,) in run_ranks("mechanism", 2, tmp_path, pairs=pairs, plant=plant):
         assert says in (one["problem"] or ""), one
 
 
@@ -284,7 +279,7 @@ def test_planted_bugs_are_caught(tmp_path: Path, plant: str) -> None:
     """Without these the parity test could be one that always passes."""
     name, variant = PLANTS[plant]
     try:
-        results = run_ranks("parities", 2, tmp_path, folder=tmp_path, pairs=[(name, variant)], plant=plant)
+        results = run_ranks("parities", 2, tmp_path, pairs=[(name, variant)], plant=plant)
     except AssertionError as error:  # ranks that mix parameters of different sizes do not get to the end
         assert "ProofFailed" in str(error), error
         return
@@ -293,7 +288,7 @@ def test_planted_bugs_are_caught(tmp_path: Path, plant: str) -> None:
 
 
 def test_single_equals_the_reference(tmp_path: Path) -> None:
-    ((result,),) = run_ranks("parities", 1, tmp_path, pairs=[("single", "accumulation")], folder=tmp_path)
+    ((result,),) = run_ranks("parities", 1, tmp_path, pairs=[("single", "accumulation")])
     assert result["error"] < FP32
 
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from allranks.rundir.events import read_events
 from allranks.rundir.files import read_json
 from tests.conftest import shared, tiny_spec, write_rows
-from tests.dist.harness import allranks, folders, step_events, train, write_spec
+from tests.dist.harness import allranks, folders, rows_spec, step_events, train, write_spec
 
 pytestmark = pytest.mark.dist
 
@@ -29,18 +30,12 @@ METRICS = [
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """One good run that several tests look at."""
     folder = tmp_path_factory.mktemp("finished")
-    write_rows(folder / "rows.json", 60)
-    spec = tiny_spec(
-        folder / "rows.json",
-        folder,
-        train={"max_steps": 8, "grad_accum": 2},
-        eval={"baseline": True, "every": 4},
-        checkpoint={"mode": "full", "every": 4},
-        observe={"tensorboard": True, "telemetry_s": 0.2},
+    spec = rows_spec(
+        folder, train={"max_steps": 8, "grad_accum": 2}, eval={"baseline": True, "every": 4},
+        checkpoint={"mode": "full", "every": 4}, observe={"tensorboard": True, "telemetry_s": 0.2},
         cluster={"env": {"MY_TOKEN": "hf_verysecretvalue1234"}},
-    )
-    done, run = train(folder, spec)
-    assert done.returncode == 0, done.stderr + done.stdout
+    )  # fmt: skip
+    done, run = train(folder, spec, code=0)
     return folder, done, run
 
 
@@ -52,9 +47,8 @@ def test_metrics_hold_all_that_the_contract_names(finished: Any) -> None:
     assert (metrics["steps"], metrics["world_size"], metrics["status"]) == (8, 2, "succeeded")
     assert metrics["train_loss_last"] < metrics["train_loss_first"]
     assert metrics["eval_loss"] < metrics["eval_loss_first"]
-    assert metrics["tokens_per_s"] > 0
     assert metrics["mfu"] is None and metrics["mfu_with_attention"] is None
-    assert metrics["attention_flops_per_token"] > 0
+    assert metrics["tokens_per_s"] > 0 and metrics["attention_flops_per_token"] > 0
     (seen,) = metrics["network"]["observed"]
     assert metrics["network"]["findings"] == [] and list(seen["connections"]) == ["lo"], metrics["network"]
     decided = read_json(run.network(1))["nodes"][0]["environment"]
@@ -71,16 +65,8 @@ def test_token_counts_are_those_of_the_data(finished: Any) -> None:
 
 def test_the_run_folder_is_complete(finished: Any) -> None:
     _, _, run = finished
-    for path in (
-        run.spec,
-        run.plan,
-        run.run_args,
-        run.preflight,
-        run.preflight_text,
-        run.events_of(0),
-        run.events_of(1),
-    ):
-        assert path.exists(), path
+    files = (run.spec, run.plan, run.run_args, run.preflight, run.preflight_text, run.events_of(0), run.events_of(1))
+    assert [path for path in files if not path.exists()] == []
     logs = run.rank_logs(1)
     assert list(logs) == [0, 1]
     assert "[RANK 1] WORLD_SIZE=2" in logs[1].read_text()
@@ -91,9 +77,8 @@ def test_the_run_folder_is_complete(finished: Any) -> None:
 
 def test_secrets_reach_no_file(finished: Any) -> None:
     _, done, run = finished
-    for path in run.root.rglob("*"):
-        if path.is_file():
-            assert b"verysecret" not in path.read_bytes(), path
+    files = [path for path in run.root.rglob("*") if path.is_file()]
+    assert files and [path for path in files if b"verysecret" in path.read_bytes()] == []
     assert "verysecret" not in done.stdout
 
 
@@ -112,17 +97,14 @@ def test_verbs_on_a_finished_run(finished: Any) -> None:
     folder, _, run = finished
     (row,) = json.loads(allranks("runs", "--json", cwd=folder).stdout)
     assert (row["run"], row["status"], row["steps"]) == (run.name, "succeeded", 8)
-    logs = json.loads(allranks("logs", run.name, "--rank", "1", "--json", cwd=folder).stdout)
-    assert logs[0]["rank"] == 1
+    assert json.loads(allranks("logs", run.name, "--rank", "1", "--json", cwd=folder).stdout)[0]["rank"] == 1
     assert "[rank 0]" in allranks("logs", "latest", cwd=folder).stdout
     run.report.unlink()
-    metrics = json.loads(allranks("report", run.name, "--json", cwd=folder).stdout)
-    assert metrics["steps"] == 8
+    assert json.loads(allranks("report", run.name, "--json", cwd=folder).stdout)["steps"] == 8
     assert run.report.exists()
-    assert allranks("logs", run.name, "--rank", "7", cwd=folder).returncode == 2
-    assert allranks("report", "nosuch", cwd=folder).returncode == 2
-    done = allranks("resume", run.name, cwd=folder)
-    assert done.returncode == 2
+    allranks("logs", run.name, "--rank", "7", cwd=folder, code=2)
+    allranks("report", "nosuch", cwd=folder, code=2)
+    done = allranks("resume", run.name, cwd=folder, code=2)
     assert "has done its 8 steps" in done.stderr
 
 
@@ -131,21 +113,20 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(finished: Any) -> None:
     victim = next((run.checkpoint(8) / "state").glob("shard-*.safetensors"))
     content = victim.read_bytes()
     victim.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    done = allranks("resume", run.name, "--set", "train.max_steps=9", "--set", "checkpoint.mode=none", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    assert "skipped" in done.stdout
-    assert "wrong hash" in done.stdout
-    assert "resuming after step 4" in done.stdout
+    done = allranks(
+        "resume", run.name, "--set", "train.max_steps=9", "--set", "checkpoint.mode=none", cwd=folder, code=0
+    )
+    for words in ("skipped", "wrong hash", "resuming after step 4"):
+        assert words in done.stdout
+
+
+FEW = {"cluster": {"procs_per_node": 4}, "data": {"subset": 3, "packing": "none", "eval_fraction": 0}}
 
 
 @pytest.mark.parametrize(
     ("change", "code", "words"),
     [
-        (
-            {"cluster": {"procs_per_node": 4}, "data": {"subset": 3, "packing": "none", "eval_fraction": 0}},
-            2,
-            "3 training sequences for 4 ranks",
-        ),
+        (FEW, 2, "3 training sequences for 4 ranks"),
         ({"data": {"max_length": 4}}, 2, "no row has a trained token"),
         ({"cluster": {"cache": "/proc/nowhere"}}, 3, "cluster.cache"),
         ({"model": {"name": "no-such-org/no-such-model", "config": {}}}, 3, "no-such-org/no-such-model"),
@@ -155,27 +136,23 @@ def test_what_only_the_ranks_can_find_is_said_as_clearly(
     tmp_path: Path, rows_file: Path, change: dict[str, Any], code: int, words: str
 ) -> None:
     """Some of it is found before there is a run folder."""
-    done = allranks("run", str(write_spec(tmp_path, tiny_spec(rows_file, tmp_path, **change))), cwd=tmp_path)
-    assert done.returncode == code, done.stderr
+    spec = write_spec(tmp_path, tiny_spec(rows_file, tmp_path, **change))
+    done = allranks("run", str(spec), cwd=tmp_path, code=code)
     assert words in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
 
 
 def test_weights_only_checkpoints_resume_only_when_told_so(tmp_path: Path, rows_file: Path) -> None:
-    done, run = train(tmp_path, tiny_spec(rows_file, tmp_path, train={"max_steps": 4}))
-    assert done.returncode == 0, done.stderr
-    refused = allranks("resume", run.name, "--set", "train.max_steps=6", cwd=tmp_path)
-    assert refused.returncode == 2
-    assert "--allow-inexact" in refused.stderr
-    done = allranks("resume", run.name, "--set", "train.max_steps=6", "--allow-inexact", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    _, run = train(tmp_path, tiny_spec(rows_file, tmp_path, train={"max_steps": 4}), code=0)
+    resume = ("resume", run.name, "--set", "train.max_steps=6")
+    assert "--allow-inexact" in allranks(*resume, cwd=tmp_path, code=2).stderr
+    allranks(*resume, "--allow-inexact", cwd=tmp_path, code=0)
     assert read_json(run.metrics)["steps"] == 6
     assert run.checkpoint_steps() == [4, 6]
 
 
 def test_other_forms_of_one_run(tmp_path: Path) -> None:
-    """Chat data, wrapped packing, bf16, checkpointing, full fine-tuning, epochs, one process, seldom logging: all at
-    once."""
+    """Chats, wrapped packing, bf16, checkpointing, full fine-tuning, epochs, one process, seldom logging at once."""
     from transformers import AutoModelForCausalLM
 
     rows = [
@@ -184,39 +161,28 @@ def test_other_forms_of_one_run(tmp_path: Path) -> None:
     ]
     (tmp_path / "chat.jsonl").write_text("\n".join(map(json.dumps, rows)))
     spec = tiny_spec(
-        tmp_path / "chat.jsonl",
-        tmp_path,
-        data={"packing": "wrapped"},
-        train={"epochs": 2, "max_steps": None},
-        observe={"log_every": 4},
-    )
-    spec["model"] |= {"name": "tiny:llama", "dtype": "bfloat16", "gradient_checkpointing": True}
-    spec |= {"adapter": {"type": "none"}, "strategy": {"name": "single"}}
-    done, run = train(tmp_path, spec)
-    assert done.returncode == 0, done.stderr
+        tmp_path / "chat.jsonl", tmp_path, data={"packing": "wrapped"}, train={"epochs": 2, "max_steps": None},
+        observe={"log_every": 4}, strategy={"name": "single"},
+        model={"name": "tiny:llama", "dtype": "bfloat16", "gradient_checkpointing": True},
+    )  # fmt: skip
+    _, run = train(tmp_path, {**spec, "adapter": {"type": "none"}}, code=0)
     metrics = read_json(run.metrics)
     assert (metrics["world_size"], metrics["dtype"], metrics["use_lora"]) == (1, "bfloat16", False)
     saved = AutoModelForCausalLM.from_pretrained(run.checkpoint(metrics["steps"]))
     assert saved.dtype == torch.float32, "what the optimizer updates; forward passes are in bfloat16"
     assert sum(e["steps"] for e in step_events(run)) == metrics["steps"]
-    events = [json.loads(line) for line in run.events_of(0).read_text().splitlines()]
-    assert next(e for e in events if e["event"] == "data")["template"] == "chat"
+    assert [e["template"] for e in read_events(run.events_of(0)) if e["event"] == "data"] == ["chat"]
 
 
 def test_padded_rows_and_evaluation_only(tmp_path: Path, rows_file: Path) -> None:
     """On a set of its own, of which nothing is trained and from which nothing is held out."""
     write_rows(tmp_path / "other.json", 15)
     own = {"source": str(tmp_path / "other.json")}
-    done, run = train(
-        tmp_path, tiny_spec(rows_file, tmp_path, data={"packing": "none"}, train={"max_steps": 0}, eval=own)
-    )
-    assert done.returncode == 0, done.stderr
+    spec = tiny_spec(rows_file, tmp_path, data={"packing": "none"}, train={"max_steps": 0}, eval=own)
+    _, run = train(tmp_path, spec, code=0)
     metrics = read_json(run.metrics)
-    assert metrics["steps"] == 0
-    events = [json.loads(line) for line in run.events_of(0).read_text().splitlines()]
-    assert [e["rows"] for e in events if e["event"] == "eval"] == [15]
-    assert metrics["perplexity"] > 1
-    assert run.checkpoint_steps() == []
+    assert metrics["steps"] == 0 and metrics["perplexity"] > 1 and run.checkpoint_steps() == []
+    assert [e["rows"] for e in read_events(run.events_of(0)) if e["event"] == "eval"] == [15]
 
 
 class Observer:
@@ -236,26 +202,17 @@ def test_a_tiny_bert_classifies_real_news_from_python(tmp_path: Path) -> None:
 
     import allranks
 
-    spec = tiny_spec(
-        shared("text", "ag_news.csv"),
-        tmp_path,
-        data={
-            "columns": {"text": ["title", "description"], "label": "label"},
-            "subset": 1500,
-            "max_length": 64,
-            "eval_fraction": 0.1,
-        },
-        train={"max_steps": 2, "micro_batch_size": 16, "lr": 2e-3},
-    )
+    columns = {"text": ["title", "description"], "label": "label"}
+    data = {"columns": columns, "subset": 1500, "max_length": 64, "eval_fraction": 0.1}
+    train = {"max_steps": 2, "micro_batch_size": 16, "lr": 2e-3}
+    spec = tiny_spec(shared("text", "ag_news.csv"), tmp_path, data=data, train=train)
     spec["model"], spec["adapter"] = {"name": "tiny:bert"}, {"type": "none"}
     observer = Observer()
     result = allranks.run(spec, ["train.max_steps=120"], observer=observer)
     assert (result.status, result.exit_code, result.metrics["steps"]) == ("succeeded", 0, 120)
-    assert (
-        result.metrics["world_size"] == allranks.plan(spec).world_size == 2 and observer.seen.count("step") == 2 * 120
-    )
-    assert result.metrics["accuracy"] > 0.4
-    assert result.metrics["perplexity"] is None
+    assert result.metrics["world_size"] == allranks.plan(spec).world_size == 2
+    assert observer.seen.count("step") == 2 * 120
+    assert result.metrics["accuracy"] > 0.4 and result.metrics["perplexity"] is None
     (folder,) = folders(tmp_path)
     model = AutoModelForSequenceClassification.from_pretrained(folder / "checkpoints" / "step-120")
     assert model.config.id2label == {0: "1", 1: "2", 2: "3", 3: "4"}

@@ -114,7 +114,7 @@ def test_a_lite_save_moves_adapters_alone(tmp_path: Path) -> None:
         assert facts[0]["keys"] == 8
         assert adapters <= sum(f["written"] for f in facts) <= 2 * adapters, name
         assert [tensors_sent(f) for f in facts] == [{}, {}], name
-    gathered = ranks("lite_moves", 2, tmp_path, names=["zero3", "pytorch_zero3"], plant=True)
+    gathered = ranks("lite_moves", 2, tmp_path, names=["zero3", "pytorch_zero3"], plant="frozen_weights_gathered")
     assert all(tensors_sent(rank[name]) for rank in gathered for name in rank), (
         "a gathering of frozen weights would not be seen"
     )

@@ -21,8 +21,7 @@ SEEDS = REPO / "examples" / "seeds"
 def run_twin(tmp_path: Path, twin: str, *sets: str) -> RunDir:
     """`allranks run` of a twin, in a folder of its own."""
     words = [w for item in (f"cluster.cache={tmp_path}/cache", *sets) for w in ("--set", item)]
-    done = allranks("run", str(SEEDS / f"{twin}.yaml"), *words, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    allranks("run", str(SEEDS / f"{twin}.yaml"), *words, cwd=tmp_path, code=0)
     return RunDir(folders(tmp_path)[-1])
 
 
@@ -40,18 +39,12 @@ def test_trainer_with_lora_on_one_node(tmp_path: Path) -> None:
     wanted = {"world_size": 2, "nodes": 1, "steps": 10, "strategy": "hf_trainer", "dtype": "bfloat16", "use_lora": True}
     assert {name: metrics[name] for name in wanted} == wanted and not metrics["gradient_checkpointing"]
     assert metrics["sync_proof"] == {"world_size": 2, "weights_equal": True, "data_disjoint": True}
-    assert metrics["tokens_real"] + metrics["tokens_padded"] == 10 * 2 * 64, (
-        "steps x ranks x length, padding told apart"
-    )
+    assert metrics["tokens_real"] + metrics["tokens_padded"] == 10 * 2 * 64, "steps x ranks x length"
     assert 0 < metrics["warmup_s"] < metrics["wall_time_s"]
     (checkpoint,) = run.checkpoints.glob("step-*")
     config = json.loads((checkpoint / "adapter_config.json").read_text())
-    assert (config["r"], config["lora_alpha"], config["lora_dropout"], len(config["target_modules"])) == (
-        8,
-        16,
-        0.05,
-        7,
-    )
+    wanted = {"r": 8, "lora_alpha": 16, "lora_dropout": 0.05}
+    assert {name: config[name] for name in wanted} == wanted and len(config["target_modules"]) == 7
 
 
 @pytest.mark.parametrize(
@@ -64,8 +57,7 @@ def test_the_strategies_of_a_shell_script_are_compared(tmp_path: Path, twin: str
     asked = strategies or named
     assert set(asked) <= set(named)
     words = ["--strategies", ",".join(asked), "--repeats", "1", "--json", "--set", f"cluster.cache={tmp_path}/cache"]
-    done = allranks("compare", str(SEEDS / f"{twin}-tiny.yaml"), *words, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = allranks("compare", str(SEEDS / f"{twin}-tiny.yaml"), *words, cwd=tmp_path, code=0)
     rows = json.loads(done.stdout)["rows"]
     assert [row["strategy"] for row in rows] == asked
     for row in rows:
@@ -73,8 +65,7 @@ def test_the_strategies_of_a_shell_script_are_compared(tmp_path: Path, twin: str
         assert row["tokens_per_s"]["median"] > 0
     (folder,) = folders(tmp_path)
     assert {"comparison.html", "comparison.csv", "comparison.json"} <= {p.name for p in folder.iterdir()}
-    done = allranks("trace", "latest", "--select", "latest", "--out", "reports", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    allranks("trace", "latest", "--select", "latest", "--out", "reports", cwd=tmp_path, code=0)
     for name in asked:
         assert {p.name for p in (tmp_path / "reports" / name).iterdir()} >= {"summary.html", "summary.csv"}, name
 
@@ -85,8 +76,7 @@ def test_a_profiled_strategy_is_analysed(tmp_path: Path) -> None:
     run = run_twin(tmp_path, "002/sharding-tiny", "strategy.name=pytorch_zero3")
     assert sorted(run.traced_ranks()) == [0, 1]
     out = tmp_path / "reports_sharding" / "pytorch_zero3"
-    done = allranks("trace", "latest", "--select", "latest", "--out", str(out), "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = allranks("trace", "latest", "--select", "latest", "--out", str(out), "--json", cwd=tmp_path, code=0)
     (report,) = json.loads(done.stdout)["reports"]
     assert [len(rank["steps"]) for rank in report["ranks"]] == [3, 3]
     kinds = {row["kind"] for row in csv.DictReader((out / "collectives.csv").open())}
@@ -107,9 +97,7 @@ def test_a_smoke_test_of_the_notes_on_one_machine(tmp_path: Path, twin: str, str
     """004: 100 steps of noise, a checkpoint that was read again, and rows a second over all ranks."""
     if strategy.startswith("deepspeed"):
         pytest.importorskip("deepspeed")
-    world = 1 if strategy == "single" else 2
-    run = run_twin(tmp_path, f"{twin}-tiny")
-    check_smoke(run, strategy, world, rows)
+    check_smoke(run_twin(tmp_path, f"{twin}-tiny"), strategy, 1 if strategy == "single" else 2, rows)
 
 
 def check_smoke(run: RunDir, strategy: str, world: int, rows: int, steps: int = 100) -> None:

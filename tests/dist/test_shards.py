@@ -10,23 +10,20 @@ import torch
 from safetensors.torch import load_file
 
 from tests.dist.harness import run_ranks
-from tests.dist.plants import HAVE_DEEPSPEED
+from tests.dist.plants import needs_deepspeed
 
 pytestmark = pytest.mark.dist
 NAMES = ["pytorch_ddp", "zero2", "zero3", "pytorch_zero1", "pytorch_zero3", "hf_trainer"]
 DEEPSPEED = ["deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"]
 OTHERS = ["pytorch_ddp", "zero3", "pytorch_zero3"]
 ODD = {"config": {"intermediate_size": 61}}
-needs_deepspeed = pytest.mark.skipif(
-    not HAVE_DEEPSPEED, reason="deepspeed is not installed: pip install 'allranks[deepspeed]'"
-)
 
 
 def loaded(
     tmp_path: Path, how: dict[str, Any], ranks: int, names: list[str], sources: list[str], **more: Any
 ) -> list[Any]:
     """(strategy, what wrote, name) of all that differs on any rank."""
-    each = run_ranks("load_shards", ranks, tmp_path, folder=tmp_path, names=names, sources=sources, how=how, **more)
+    each = run_ranks("load_shards", ranks, tmp_path, names=names, sources=sources, how=how, **more)
     return sorted({tuple(w) for one in each for w in one})
 
 
@@ -34,7 +31,7 @@ def loaded(
 def test_every_strategy_reads_what_every_other_wrote_at_another_number_of_ranks(
     tmp_path: Path, how: dict[str, Any]
 ) -> None:
-    run_ranks("save_shards", 2, tmp_path, folder=tmp_path, names=NAMES, how=how)
+    run_ranks("save_shards", 2, tmp_path, names=NAMES, how=how)
     for name in NAMES:
         assert sorted(p.name[:11] for p in (tmp_path / name).iterdir()) == ["shard-00001", "shard-00002"]
     assert loaded(tmp_path, how, 3, NAMES, NAMES) == []
@@ -56,7 +53,7 @@ full = pytest.mark.full
 def test_deepspeed_and_others_read_what_each_other_wrote(
     tmp_path: Path, how: dict[str, Any], wrote: int, reads: int
 ) -> None:
-    run_ranks("save_shards", wrote, tmp_path, folder=tmp_path, names=[*DEEPSPEED, *OTHERS], how=how)
+    run_ranks("save_shards", wrote, tmp_path, names=[*DEEPSPEED, *OTHERS], how=how)
     assert loaded(tmp_path, how, reads, OTHERS, DEEPSPEED) == []
     assert loaded(tmp_path, how, reads, DEEPSPEED, [*OTHERS, *DEEPSPEED]) == []
 
@@ -66,7 +63,7 @@ WHOLE = {**ODD, "config_of_deepspeed": {"zero_optimization": {}}}  # stage 3 kee
 
 @needs_deepspeed
 def test_what_was_there_before_does_not_show_not_even_in_weights_that_stage_3_keeps_whole(tmp_path: Path) -> None:
-    run_ranks("save_shards", 2, tmp_path, folder=tmp_path, names=["pytorch_ddp", "deepspeed_zero3"], how=WHOLE)
+    run_ranks("save_shards", 2, tmp_path, names=["pytorch_ddp", "deepspeed_zero3"], how=WHOLE)
     assert (
         loaded(
             tmp_path, WHOLE, 3, ["deepspeed_zero2", "deepspeed_zero3"], ["pytorch_ddp", "deepspeed_zero3"], trained=True
@@ -81,22 +78,14 @@ def test_what_was_there_before_does_not_show_not_even_in_weights_that_stage_3_ke
     [("copies_not_filled", "deepspeed_zero2", BF16), ("whole_weights_kept", "deepspeed_zero3", WHOLE)],
 )
 def test_a_bug_in_reading_would_be_seen(tmp_path: Path, plant: str, name: str, how: dict[str, Any]) -> None:
-    run_ranks("save_shards", 2, tmp_path, folder=tmp_path, names=["pytorch_ddp"], how=how)
+    run_ranks("save_shards", 2, tmp_path, names=["pytorch_ddp"], how=how)
     assert loaded(tmp_path, how, 3, [name], ["pytorch_ddp"], plant=plant, trained=True)
 
 
 @needs_deepspeed
 def test_padding_taken_for_weights_would_be_seen(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="with a gap or an overlap"):
-        run_ranks(
-            "save_shards",
-            3,
-            tmp_path,
-            folder=tmp_path,
-            names=["deepspeed_zero3"],
-            how=ODD,
-            plant="padding_taken_for_weights",
-        )
+        run_ranks("save_shards", 3, tmp_path, names=["deepspeed_zero3"], how=ODD, plant="padding_taken_for_weights")
 
 
 ON_HOST = ["zero1", "zero3", "pytorch_zero3"]
@@ -114,7 +103,7 @@ ON_HOST = ["zero1", "zero3", "pytorch_zero3"]
 def test_adapters_of_experts_and_what_is_on_the_host_too(
     tmp_path: Path, names: list[str], how: dict[str, object]
 ) -> None:
-    run_ranks("save_shards", 2, tmp_path, folder=tmp_path, names=names, how=how)
+    run_ranks("save_shards", 2, tmp_path, names=names, how=how)
     assert loaded(tmp_path, how, 3, names, names) == []
 
 
@@ -126,7 +115,7 @@ def test_what_two_nodes_with_a_copy_each_write_is_written_once_and_read_by_other
 ) -> None:
     copies = {**how, "options": {"replicate": "nodes", **({"adapters": "sharded"} if "lora" in how else {})}}
     names, nodes = ["pytorch_zero3"], {"ranks_per_node": ranks // 2}
-    run_ranks("save_shards", ranks, tmp_path, folder=tmp_path, names=names, how=copies, **nodes)
+    run_ranks("save_shards", ranks, tmp_path, names=names, how=copies, **nodes)
     written = sum(t.numel() for p in (tmp_path / "pytorch_zero3").iterdir() for t in load_file(p).values())
     state = torch.load(tmp_path / "pytorch_zero3.pt", weights_only=True)
     assert written == sum(t.numel() for t in state.values())
