@@ -28,8 +28,7 @@ MIB = 2**20
 @pytest.mark.parametrize(("ranks", "factor"), [(2, 1.0), (8, 1.75)])  # nccl-tests, doc/PERFORMANCE.md
 def test_bus_bandwidth_is_that_of_nccl_tests(ranks: int, factor: float) -> None:
     one = CollectiveTime(kind="all_reduce", bytes=10**9, seconds=0.01, ranks=ranks)
-    assert one.algorithm_bytes_per_s == 1e11
-    assert one.bus_bytes_per_s == pytest.approx(factor * 1e11)
+    assert one.algorithm_bytes_per_s == 1e11 and one.bus_bytes_per_s == pytest.approx(factor * 1e11)
 
 
 @pytest.mark.parametrize("players", [1, 2, 3, 4, 7, 16])
@@ -120,8 +119,7 @@ def test_the_slowest_link_of_the_ring_is_the_limit() -> None:
     ids=["PCIe", "no NVLink", "no topology", "no GPU"],
 )
 def test_an_unknown_link_gives_no_limit(probe: Probe) -> None:
-    assert limit_of(probe) is None
-    assert limit_of(gpu_node(1), gpu_node(2, gbit=0.0)) is None
+    assert limit_of(probe) is None and limit_of(gpu_node(1), gpu_node(2, gbit=0.0)) is None
     assert limit_of(gpu_node(1), gpu_node(2), transport="Socket") is None  # the network was not chosen
 
 
@@ -133,10 +131,7 @@ def sweep_of(bytes_per_s: float, size: int = 64 * MIB) -> list[CollectiveTime]:
 def test_the_largest_all_reduce_is_compared_with_the_hardware() -> None:
     limit = HardwareLimit(bytes_per_s=450e9, what="18 links")
     well = compare_with_hardware(sweep_of(380e9), limit)
-    assert (
-        "64.0 MiB by 2 ranks: bus bandwidth 380.00 GB/s, 84% of 450.00 GB/s (18 links)" in well
-        and "far below" not in well
-    )
-    assert "far below" in compare_with_hardware(sweep_of(20e9), limit)
+    assert "64.0 MiB by 2 ranks: bus bandwidth 380.00 GB/s, 84% of 450.00 GB/s (18 links)" in well
+    assert "far below" not in well and "far below" in compare_with_hardware(sweep_of(20e9), limit)
     assert compare_with_hardware(sweep_of(20e9), None).endswith("what the hardware gives is not known")
     assert compare_with_hardware(sweep_of(1e6, MIB), limit) == "", "there the latency counts"

@@ -57,8 +57,7 @@ def test_a_busy_loop_is_seen_as_own_cpu_time_and_sleep_is_not() -> None:
     worked = sample_cpu()
     time.sleep(0.1)
     use, rest = use_between(first, worked), use_between(worked, sample_cpu())
-    assert use.cpu_s >= 0.1
-    assert rest.cpu_s < 0.05
+    assert use.cpu_s >= 0.1 and rest.cpu_s < 0.05
     assert parse_ranges(use.cores) == os.sched_getaffinity(0)
 
 
@@ -96,8 +95,7 @@ def test_a_thread_that_shares_its_core_waits_for_it() -> None:
         end.set()
         os.sched_setaffinity(0, allowed)
     threads[0].join()
-    assert waited[0] > 0.05
-    assert use.queued_s is not None and use.queued_s >= waited[0] / 2
+    assert waited[0] > 0.05 and use.queued_s is not None and use.queued_s >= waited[0] / 2
     assert use.core_count == 1
 
 
@@ -135,14 +133,12 @@ def judge(*uses: CpuUse) -> MachineLoad:
 
 def test_two_ranks_that_fill_two_cores_are_not_other_processes() -> None:
     found = judge(use(9.8, 0.2, 20.0), use(9.8, 0.2, 20.0))
-    assert found.taken_share is not None and found.taken_share < 0.02
-    assert not found.overloaded
+    assert found.taken_share is not None and found.taken_share < 0.02 and not found.overloaded
 
 
 def test_others_that_take_half_of_the_cores_are_named_with_numbers() -> None:
     found = judge(use(5.0, 5.0, 20.0), use(5.0, 5.0, 20.0))
-    assert found.taken_share == pytest.approx(0.5, abs=0.01)
-    assert found.overloaded
+    assert found.taken_share == pytest.approx(0.5, abs=0.01) and found.overloaded
     assert "other processes used 1.0 of 2 cores" in describe_load(found)
 
 
@@ -153,8 +149,7 @@ def test_a_rank_that_is_left_out_counts_as_others() -> None:
 
 def test_own_threads_that_are_more_than_cores_are_told_apart() -> None:
     found = judge(use(10.0, 30.0, 20.2, busy_threads=4), use(10.0, 30.0, 20.2, busy_threads=4))
-    assert not found.overloaded
-    assert found.competing_share == pytest.approx(0.75, abs=0.01)
+    assert not found.overloaded and found.competing_share == pytest.approx(0.75, abs=0.01)
     assert "8 busy threads of its ranks share 2 cores" in describe_load(found)
 
 
@@ -164,8 +159,7 @@ def test_steal_counts_and_is_named() -> None:
     assert "the hypervisor took 0.4 of 2 cores" in describe_load(found)
     # steal of a machine whose cores other processes use does not count in full
     foreign = judge(use(1.0, 0.0, 16.0, steal_s=4.0), use(1.0, 0.0, 16.0, steal_s=4.0))
-    assert foreign.steal_cores == 0.4
-    assert foreign.taken_share is not None and foreign.taken_share < 0.3
+    assert foreign.steal_cores == 0.4 and foreign.taken_share is not None and foreign.taken_share < 0.3
 
 
 def test_a_quota_is_no_other_process() -> None:
@@ -180,8 +174,7 @@ def test_ranks_on_cores_of_their_own_are_judged_by_these() -> None:
     idle = use(9.9, 0.0, 10.0, cores="0", core_count=1)
     busy = use(5.0, 5.0, 10.0, cores="1", core_count=1)
     found = judge(idle, busy)
-    assert found.cores == 2
-    assert found.taken_share == pytest.approx(4.8 / 19.9, abs=0.01)
+    assert found.cores == 2 and found.taken_share == pytest.approx(4.8 / 19.9, abs=0.01)
     shared = judge(use(9.9, 0.1, 10.0, cores="0", core_count=1), use(5.0, 5.0, 15.0))
     assert not shared.overloaded, "the second rank's cores were used by the first one"
 
@@ -196,8 +189,7 @@ def test_ranks_on_cores_of_their_own_are_judged_by_these() -> None:
 def test_absence_is_not_evidence(changes: dict[str, Any]) -> None:
     bad = use(5.0, changes.pop("queued", 5.0), changes.pop("machine", 20.0), **changes)
     for found in (judge(bad), judge(use(5.0, 5.0, 20.0), bad), judge()):
-        assert found.taken_share is None
-        assert not found.overloaded
+        assert found.taken_share is None and not found.overloaded
         assert describe_load(found)
 
 
@@ -223,6 +215,5 @@ def test_consecutive_records_add_up() -> None:
         15.0, 3.0, 0.75, 10.0, 3,
     )  # fmt: skip
     unknown = add_uses([use(1.0, 0.5, 4.0), use(1.0, None, 4.0)])
-    assert unknown is not None and unknown.queued_s is None
-    assert add_uses([]) is None
+    assert unknown is not None and unknown.queued_s is None and add_uses([]) is None
     assert add_uses([use(1.0, 0.5, 4.0), use(1.0, 0.5, 4.0, cores="3", core_count=1)]) is None

@@ -6,9 +6,11 @@ import json
 import os
 import socket
 import sys
-import textwrap
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -17,6 +19,7 @@ import pytest
 from allranks.nodes.network import copy_tests
 from allranks.nodes.network.traffic import (
     NetworkLogParser,
+    NetworkOutcome,
     ObservedNetwork,
     compare_with_policy,
     host_of_line,
@@ -24,6 +27,7 @@ from allranks.nodes.network.traffic import (
     verify_network,
 )
 from allranks.nodes.probes.links_probe import supervise
+from allranks.nodes.records import Probe
 from allranks.planning import network_policy
 from allranks.planning.network_policy import ExpectedNetwork, NetworkPolicy, NodeNetworkPolicy
 from allranks.rundir.paths import RunDir
@@ -64,53 +68,51 @@ def seen(host: str, text: str, **connections: int) -> ObservedNetwork:
     return collector.observed(connections)
 
 
+def compared(expected: ExpectedNetwork, *logs: str, host: str = "n1", **observed: Any) -> NetworkOutcome:
+    """One host's logs, or what was observed otherwise, against what is expected of it."""
+    found = seen(host, "".join(logs)) if logs else ObservedNetwork(host=host, **observed)
+    return compare_with_policy({host: expected}, [found])
+
+
 def test_rdma() -> None:
     found = seen("n1", IB_LINES)
     assert found.networks == ["IB"] and found.rdma is True and found.bootstrap == ["ibp12s0"]
     assert found.devices == ["mlx5_0:1", "mlx5_1:1"] and found.layers == ["IB"]
     assert found.ways == {"NET/IB/GDRDMA": 2, "P2P": 1}
-    expected = ExpectedNetwork(
-        transport="InfiniBand", interface="ibp12s0", devices=["mlx5_0:1", "mlx5_1:1"], inside="NVLink"
-    )
-    assert compare_with_policy({"n1": expected}, [found]).findings == []
+    ib = ExpectedNetwork(transport="InfiniBand", interface="ibp12s0", devices=found.devices, inside="NVLink")
+    assert compared(ib, IB_LINES).findings == []
 
 
 def test_rdma_that_became_sockets_is_named_with_its_cause() -> None:
-    expected = ExpectedNetwork(
-        transport="RoCE", interface="eth0", devices=["mlx5_0:1"], why="every node has active RoCE ports"
-    )
-    found = compare_with_policy({"n2": expected}, [seen("n2", SOCKET_LINES)])
-    assert not found.ok
-    (became, interface) = found.findings
-    assert became.text.startswith(
-        "RoCE was replaced by sockets: expected mlx5_0:1 (every node has active RoCE ports), NCCL used Socket"
+    expected = ExpectedNetwork(transport="RoCE", interface="eth0", devices=["mlx5_0:1"], why="all have RoCE")
+    found = compared(expected, SOCKET_LINES, host="n2")
+    became, interface = found.findings
+    assert not found.ok and became.text.startswith(
+        "RoCE was replaced by sockets: expected mlx5_0:1 (all have RoCE), NCCL used Socket"
     )
     assert "libibverbs is not installed" in became.text and "eno2, expected eth0" in interface.text
-    silent = compare_with_policy({"n3": msgspec.structs.replace(expected, interface="lo")}, [seen("n3", OLD_LINES)])
+    silent = compared(msgspec.structs.replace(expected, interface="lo"), OLD_LINES, host="n3")
     assert "found no RDMA device" in silent.findings[0].text
 
 
 def test_what_the_ranks_were_not_meant_to_use() -> None:
-    found = compare_with_policy({"n1": ExpectedNetwork(transport="Socket", why="n2 has none")}, [seen("n1", IB_LINES)])
+    found = compared(ExpectedNetwork(transport="Socket", why="n2 has none"), IB_LINES)
     assert found.ok and "RDMA is used (IB), although sockets were expected" in found.findings[0].text
-    some = ExpectedNetwork(transport="InfiniBand", devices=["mlx5_0:1", "mlx5_7:1"])
-    assert (
-        "does not use mlx5_7:1, which is up"
-        in compare_with_policy({"n1": some}, [seen("n1", IB_LINES)]).findings[0].text
-    )
-    no_peer = seen("n2", SOCKET_LINES.replace("eno2", "eth0"))
-    inside = compare_with_policy(
-        {"n2": ExpectedNetwork(transport="Socket", interface="eth0", inside="NVLink")}, [no_peer]
-    )
+    some = compared(ExpectedNetwork(transport="InfiniBand", devices=["mlx5_0:1", "mlx5_7:1"]), IB_LINES)
+    assert "does not use mlx5_7:1, which is up" in some.findings[0].text
+    nvlink = ExpectedNetwork(transport="Socket", interface="eth0", inside="NVLink")
+    inside = compared(nvlink, SOCKET_LINES.replace("eno2", "eth0"), host="n2")
     assert "connected by NVLink, but NCCL uses host memory" in inside.findings[0].text
-    some = [ObservedNetwork(host="n2", ways={"P2P": 3, "SHM": 1})]
-    assert compare_with_policy({"n2": ExpectedNetwork(inside="NVLink")}, some).ok, "a channel of several may"
+    assert compared(ExpectedNetwork(inside="NVLink"), ways={"P2P": 3, "SHM": 1}).ok, "a channel of several may"
 
 
 def test_nothing_seen_is_no_finding() -> None:
-    expected = {"n1": ExpectedNetwork(transport="InfiniBand", interface="ib0", devices=["mlx5_0:1"])}
-    found = compare_with_policy(expected, [seen("n1", "step 1 loss 2.0\nNCCL is fine\n")])
+    expected = ExpectedNetwork(transport="InfiniBand", interface="ib0", devices=["mlx5_0:1"])
+    found = compared(expected, "step 1 loss 2.0\nNCCL is fine\n")
     assert found.findings == [] and found.line() == ""
+    assert compared(expected, networks=["IB"]).findings == [], "NCCL did not name its ports"
+    half = IB_LINES.replace("NET/IB/1(2)/GDRDMA", "NET/IB/1(2)")
+    assert compared(ExpectedNetwork(transport="InfiniBand"), half).findings == []
 
 
 def test_real_logs_one_of_them_without_the_beginning_of_its_lines() -> None:
@@ -120,85 +122,64 @@ def test_real_logs_one_of_them_without_the_beginning_of_its_lines() -> None:
     assert seen("x", peer).ways["P2P"] >= 1 and host_of_line(peer.splitlines()[0]) == "8a9faed5c3c4"
 
 
+@contextmanager
+def connection(address: str) -> Iterator[int]:
+    """A connection of this process to itself, both ends at this address; the port of the listener."""
+    with (
+        socket.create_server((address, 0)) as server,
+        socket.create_connection(server.getsockname()),
+        server.accept()[0],
+    ):
+        yield server.getsockname()[1]
+
+
 def test_connections_of_a_process_by_interface() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.5", 0)) as store:
-        port = store.getsockname()[1]
-        with (
-            socket.create_connection(server.getsockname()) as first,
-            socket.create_connection(store.getsockname()) as second,
-        ):
-            accepted = [server.accept()[0], store.accept()[0]]
-            assert first and second
-            found = connection_addresses([os.getpid()])
-            assert found["127.0.0.1"] >= 2 and found["127.0.0.5"] == 1
-            assert "127.0.0.5" not in connection_addresses([os.getpid()], without_ports=[port])
-            assert connection_addresses([999_999_999]) == Counter()
-            for one in accepted:
-                one.close()
-    assert count_by_interface(Counter({"127.0.0.1": 2, "10.0.0.1": 3, "10.9.9.9": 1}), {"10.0.0.1": "eth0"}) == {
-        "10.9.9.9": 1, "eth0": 3, "lo": 2,
-    }  # fmt: skip
+    with connection("127.0.0.1"), connection("127.0.0.5") as port:
+        found = connection_addresses([os.getpid()])
+        assert found["127.0.0.1"] >= 2 and found["127.0.0.5"] == 1
+        without = connection_addresses([os.getpid()], without_ports=[port])
+        assert "127.0.0.5" not in without
+        assert found.total() - without.total() == 2, "the store's port at the other end counts as well"
+        assert connection_addresses([999_999_999]) == Counter()
+    by_interface = count_by_interface(Counter({"127.0.0.1": 2, "10.0.0.1": 3, "10.9.9.9": 1}), {"10.0.0.1": "eth0"})
+    assert by_interface == {"10.9.9.9": 1, "eth0": 3, "lo": 2}
 
 
 def test_connections_over_another_interface_are_named() -> None:
-    expected = {"n1": ExpectedNetwork(transport="Socket", interface="eth0")}
-    assert compare_with_policy(expected, [ObservedNetwork(host="n1", connections={"eth0": 3, "lo": 1})]).ok
-    found = compare_with_policy(expected, [ObservedNetwork(host="n1", connections={"eno2": 3, "eth0": 1})])
+    expected = ExpectedNetwork(transport="Socket", interface="eth0")
+    assert compared(expected, connections={"eth0": 3, "lo": 1}).ok
+    found = compared(expected, connections={"eno2": 3, "eth0": 1})
     assert "go over eno2 (3), expected eth0" in found.findings[0].text
 
 
 def test_only_what_is_connected_counts_and_only_to_nodes_of_the_job() -> None:
-    with socket.create_server(("127.0.0.7", 0)) as server:
+    with socket.create_server(("127.0.0.7", 0)):
         assert "127.0.0.7" not in connection_addresses([os.getpid()]), "it listens, and nobody is connected"
-        with socket.create_connection(server.getsockname()) as client:
-            accepted = server.accept()[0]
-            both = connection_addresses([os.getpid()])
-            without = connection_addresses([os.getpid()], without_ports=[server.getsockname()[1]])
-            assert both.total() - without.total() == 2, "the store's port at the other end counts as well"
-            assert client
-            accepted.close()
     own = [a.address for items in psutil.net_if_addrs().values() for a in items if a.family == socket.AF_INET]
     outside = [a for a in own if not a.startswith("127.")]
     if not outside:
         pytest.skip("this machine has no address but loopback")
-    with socket.create_server((outside[0], 0)) as server, socket.create_connection(server.getsockname()) as client:
-        accepted = server.accept()[0]
-        assert client
+    with connection(outside[0]):
         assert connection_addresses([os.getpid()], peers=[outside[0]])[outside[0]] == 2
         assert outside[0] not in connection_addresses([os.getpid()], peers=["192.0.2.1"])
-        accepted.close()
 
 
 def test_what_nccl_says_of_its_networks() -> None:
     both = seen("n1", IB_LINES + "n1:10:11 [0] NCCL INFO Using network Socket\n")
     assert both.networks == ["IB", "Socket"] and both.rdma is False, "one rank on sockets holds up all"
-    tried = (
-        "n1:10:11 [0] NCCL INFO Initialized NET plugin IB\nn1:10:11 [0] NCCL INFO Assigned NET plugin Socket to comm\n"
-    )
+    line = "n1:10:11 [0] NCCL INFO"
+    tried = f"{line} Initialized NET plugin IB\n{line} Assigned NET plugin Socket to comm\n"
     assert seen("n1", tried).networks == ["Socket"], "what is initialised need not be used"
-    quiet = compare_with_policy(
-        {"n1": ExpectedNetwork(transport="InfiniBand", devices=["mlx5_0:1"])},
-        [ObservedNetwork(host="n1", networks=["IB"])],
-    )
-    assert quiet.findings == [], "NCCL did not name its ports"
-    half = IB_LINES.replace("NET/IB/1(2)/GDRDMA", "NET/IB/1(2)")
-    assert compare_with_policy({"n1": ExpectedNetwork(transport="InfiniBand")}, [seen("n1", half)]).findings == []
-
-
-def run_with(tmp_path: Path, logs: dict[str, str], expected: ExpectedNetwork) -> RunDir:
-    run = RunDir(tmp_path / "r")
-    run.logs_of(1).mkdir(parents=True)
-    for name, text in logs.items():
-        (run.logs_of(1) / name).write_text(text)
-    network_policy.save_policy(
-        run.network(1), NetworkPolicy(nodes=[NodeNetworkPolicy(host="n2", environment=[], expected=expected)])
-    )
-    return run
 
 
 def test_after_a_run(tmp_path: Path) -> None:
     expected = ExpectedNetwork(transport="InfiniBand", interface="eth0", devices=["mlx5_0:1"], why="all have it")
-    run = run_with(tmp_path, {"n2-ext.rank0.log": "x\n" + SOCKET_LINES, "n2-ext.rank1.log": "\0\xff"}, expected)
+    run = RunDir(tmp_path / "r")
+    run.logs_of(1).mkdir(parents=True)
+    for rank, text in enumerate(("x\n" + SOCKET_LINES, "\0\xff")):
+        (run.logs_of(1) / f"n2-ext.rank{rank}.log").write_text(text)
+    policy = NetworkPolicy(nodes=[NodeNetworkPolicy(host="n2", environment=[], expected=expected)])
+    network_policy.save_policy(run.network(1), policy)
     connections = {"node": 0, "names": ["n2", "", "n2-ext"], "interfaces": {"eth0": 4}}
     run.connections(1, "n2-ext").write_text(json.dumps(connections))
     found = verify_network(run, 1)
@@ -211,22 +192,22 @@ def test_after_a_run(tmp_path: Path) -> None:
 
 
 def test_copy_tests_are_kept_for_the_same_gpus_and_driver(tmp_path: Path) -> None:
-    node = probe(1, gpus=[{"name": "L4", "driver": "550"}] * 2)
+    def gpus(name: str, driver: str) -> Probe:
+        return probe(1, gpus=[{"name": name, "driver": driver}] * 2)
+
+    node = gpus("L4", "550")
     assert copy_tests.load_copy_tests(tmp_path, [node]) == {}
     copy_tests.save_copy_test(tmp_path, node, ["GPU0-GPU1"], 2)
     assert copy_tests.load_copy_tests(tmp_path, [node, probe(2)]) == {"n1": ["GPU0-GPU1"]}
-    changed = probe(1, gpus=[{"name": "L4", "driver": "560"}] * 2)
-    assert copy_tests.load_copy_tests(tmp_path, [changed]) == {}
-    other = probe(1, gpus=[{"name": "L40", "driver": "550"}] * 2)
-    assert copy_tests.load_copy_tests(tmp_path, [other]) == {}
+    for changed in (gpus("L4", "560"), gpus("L40", "550")):
+        assert copy_tests.load_copy_tests(tmp_path, [changed]) == {}
     copy_tests.save_copy_test(tmp_path, probe(2), [], 0)
     assert "n2" not in copy_tests.load_copy_tests(tmp_path, [probe(2)]), "nothing was tested"
     path = tmp_path / copy_tests.COPY_TESTS_FOLDER / "n1.json"
     old = json.loads(path.read_text())
-    path.write_text(json.dumps({**old, "time": old["time"] - 2 * copy_tests.COPY_TEST_VALID_S}))
-    assert copy_tests.load_copy_tests(tmp_path, [node]) == {}
-    path.write_text("damaged")
-    assert copy_tests.load_copy_tests(tmp_path, [node]) == {}
+    for text in (json.dumps({**old, "time": old["time"] - 2 * copy_tests.COPY_TEST_VALID_S}), "damaged"):
+        path.write_text(text)
+        assert copy_tests.load_copy_tests(tmp_path, [node]) == {}
 
 
 CHILD = """
@@ -245,20 +226,21 @@ for pair, end in (("GPU0-GPU1", "ok"), ("GPU0-GPU2", "hang"), ("GPU1-GPU0", "ok"
 
 
 def test_copies_that_hang_come_out_wrong_or_kill(tmp_path: Path) -> None:
-    (tmp_path / "child.py").write_text(textwrap.dedent(CHILD))
-    found = supervise([sys.executable, str(tmp_path / "child.py")], None, 1.0)
-    assert found == {"tested": 5, "failed": ["GPU0-GPU2", "GPU0-GPU3", "GPU1-GPU2"], "error": ""}
-    (tmp_path / "broken.py").write_text("print('no torch here')\nraise SystemExit(3)\n")
-    found = supervise([sys.executable, str(tmp_path / "broken.py")], None, 1.0)
-    assert found == {"tested": 0, "failed": [], "error": "no torch here"}
+    child = tmp_path / "child.py"
+    broken = "print('no torch here')\nraise SystemExit(3)\n"
+    for code, tested, failed, error in (
+        (CHILD, 5, ["GPU0-GPU2", "GPU0-GPU3", "GPU1-GPU2"], ""), (broken, 0, [], "no torch here"),
+    ):  # fmt: skip
+        child.write_text(code)
+        found = supervise([sys.executable, str(child)], None, 1.0)
+        assert found == {"tested": tested, "failed": failed, "error": error}
 
 
 @pytest.mark.full
 def test_real_copies_in_memory_come_out_right() -> None:
     pytest.importorskip("torch")
-    found = supervise(
-        [sys.executable, "-m", "allranks.nodes.probes.links_probe", "copies"], ["cpu", "cpu", "cpu"], 30.0
-    )
+    program = [sys.executable, "-m", "allranks.nodes.probes.links_probe", "copies"]
+    found = supervise(program, ["cpu"] * 3, 30.0)
     assert found == {"tested": 6, "failed": [], "error": ""}
 
 
@@ -266,8 +248,8 @@ def test_the_page_of_a_run_names_what_differs() -> None:
     from allranks.analysis.report.run_data import RunData
     from allranks.analysis.report.tables import findings_table, network_table
 
-    expected = {"n2": ExpectedNetwork(transport="RoCE", interface="eth0", why="all have it")}
-    metrics = outcome_metrics(compare_with_policy(expected, [seen("n2", SOCKET_LINES, eth0=4)]))
+    expected = ExpectedNetwork(transport="RoCE", interface="eth0", why="all have it")
+    metrics = outcome_metrics(compare_with_policy({"n2": expected}, [seen("n2", SOCKET_LINES, eth0=4)]))
     data = RunData.__new__(RunData)
     object.__setattr__(data, "metrics", {"network": metrics})
     made, found = network_table(data), findings_table(data)

@@ -11,7 +11,6 @@ import pytest
 
 from allranks.nodes.network.choose import choose_network
 from allranks.nodes.network.facts import facts_of_nodes, policy_for_nodes
-from allranks.nodes.preflight.runner import PreflightResult
 from allranks.nodes.topology.nvidia_smi import parse_topology
 from allranks.planning.env_vars import EnvVar, env_warnings
 from allranks.planning.network_policy import (
@@ -45,12 +44,16 @@ def local6(index: int, version: int) -> RdmaGid:
     return RdmaGid(index=index, gid="fe80:0000:0000:0000:0a3f:7cff:fe12:3456", type=kind)
 
 
+def port(device: str, layer: str, active: bool = True, **more: Any) -> RdmaPort:
+    return RdmaPort(device=device, port=1, active=active, layer=layer, gbit=100.0, **more)
+
+
 def ib(device: str, active: bool = True) -> RdmaPort:
-    return RdmaPort(device=device, port=1, active=active, layer="InfiniBand", gbit=400.0)
+    return port(device, "InfiniBand", active)
 
 
 def roce(device: str, *gids: RdmaGid, active: bool = True) -> RdmaPort:
-    return RdmaPort(device=device, port=1, active=active, layer="Ethernet", gbit=100.0, gids=list(gids))
+    return port(device, "Ethernet", active, gids=list(gids))
 
 
 def usual(address: str) -> list[RdmaGid]:
@@ -78,64 +81,69 @@ def is_set(policy: NetworkPolicy, host: str = "n1") -> dict[str, str]:
     return {name: item.value for name, item in of(policy, host).items() if item.value is not None}
 
 
+def two(*nodes: NodeFacts, **job: Any) -> NetworkPolicy:
+    return decide_network_policy(msgspec.structs.replace(TWO, **job), list(nodes))
+
+
+def one(**changes: Any) -> NetworkPolicy:
+    """What is decided for n1 alone."""
+    facts = node(1, **changes)
+    return decide_network_policy(ONE, [facts])
+
+
 def test_every_decision_has_reason_source_and_risk() -> None:
-    policy = decide_network_policy(TWO, [node(1, ib("mlx5_0")), node(2)])
+    policy = two(node(1, ib("mlx5_0")), node(2))
     for item in [*provisional_policy(TWO), *(item for one in policy.nodes for item in one.environment)]:
         assert item.reason and item.risk and item.documentation.startswith("https://"), item
 
 
 def test_interfaces_are_each_nodes_own() -> None:
-    found = decide_network_policy(TWO, [node(1, interface="ibp65s0"), node(2, interface="ibp161s0")])
-    assert (
-        is_set(found, "n1")["NCCL_SOCKET_IFNAME"] == "=ibp65s0"
-        and is_set(found, "n2")["NCCL_SOCKET_IFNAME"] == "=ibp161s0"
-    )
+    found = two(node(1, interface="ibp65s0"), node(2, interface="ibp161s0"))
+    assert is_set(found, "n1")["NCCL_SOCKET_IFNAME"] == "=ibp65s0"
+    assert is_set(found, "n2")["NCCL_SOCKET_IFNAME"] == "=ibp161s0"
     assert is_set(found, "n2")["GLOO_SOCKET_IFNAME"] == "ibp161s0", "Gloo knows no '='"
-    alone = decide_network_policy(ONE, [node(1, seat=None)])
+    alone = one(seat=None)
     assert is_set(alone) == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo", "NCCL_DEBUG": "INFO"}
     before = {item.name: item for item in provisional_policy(ONE)}["NCCL_SOCKET_IFNAME"]
     assert before.value == "=lo" and "external interface" in before.reason, "plan shows it with its reason"
-    mine = decide_network_policy(
-        msgspec.structs.replace(ONE, user={"NCCL_SOCKET_IFNAME": "eth1"}), [node(1, seat=None)]
-    )
+    user = msgspec.structs.replace(ONE, user={"NCCL_SOCKET_IFNAME": "eth1"})
+    mine = decide_network_policy(user, [node(1, seat=None)])
     assert is_set(mine)["NCCL_SOCKET_IFNAME"] == "eth1"
 
 
 def test_infiniband_everywhere_needs_nothing() -> None:
-    found = decide_network_policy(TWO, [node(1, ib("mlx5_0"), ib("mlx5_1")), node(2, ib("mlx5_3"), ib("mlx5_4"))])
+    found = two(node(1, ib("mlx5_0"), ib("mlx5_1")), node(2, ib("mlx5_3"), ib("mlx5_4")))
     assert not {"NCCL_NET", "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_IB_GID_INDEX"} & set(is_set(found))
     expected = found.nodes[1].expected
     assert (expected.transport, expected.devices, found.notes) == ("InfiniBand", ["mlx5_3:1", "mlx5_4:1"], [])
 
 
 def test_a_node_without_rdma_takes_all_to_sockets_and_is_named() -> None:
-    found = decide_network_policy(TWO, [node(1, ib("mlx5_0")), node(2, ib("mlx5_0", active=False))])
+    found = two(node(1, ib("mlx5_0")), node(2, ib("mlx5_0", active=False)))
     assert is_set(found, "n1")["NCCL_NET"] == is_set(found, "n2")["NCCL_NET"] == "Socket"
     assert "n2 has no active RDMA port" in of(found)["NCCL_NET"].reason and "cluster.slurm.exclude" in found.notes[0]
-    nowhere = decide_network_policy(TWO, [node(1), node(2)])
+    nowhere = two(node(1), node(2))
     assert "NCCL_NET" not in is_set(nowhere) and nowhere.nodes[0].expected.transport == "Socket"
 
 
 def test_a_port_of_another_kind_is_left_out_on_the_node_that_has_it() -> None:
-    found = decide_network_policy(
-        TWO, [node(1, ib("mlx5_0"), roce("mlx5_bond_0", *usual("10.1.0.1"))), node(2, ib("mlx5_0"))]
-    )
+    found = two(node(1, ib("mlx5_0"), roce("mlx5_bond_0", *usual("10.1.0.1"))), node(2, ib("mlx5_0")))
     assert is_set(found, "n1")["NCCL_IB_HCA"] == "=mlx5_0:1" and "NCCL_IB_HCA" not in is_set(found, "n2")
     assert "mlx5_bond_0:1 (RoCE)" in of(found)["NCCL_IB_HCA"].reason
 
 
 def test_a_roce_port_without_an_address_is_left_out() -> None:
     ports = [roce("mlx5_0", *usual("10.0.0.1")), roce("mlx5_1", local6(0, 1), local6(1, 2))]
-    found = decide_network_policy(TWO, [node(1, *ports), node(2, roce("mlx5_0", *usual("10.0.0.2")))])
+    found = two(node(1, *ports), node(2, roce("mlx5_0", *usual("10.0.0.2"))))
     assert is_set(found)["NCCL_IB_HCA"] == "=mlx5_0:1" and "no routable address" in of(found)["NCCL_IB_HCA"].reason
     assert "have different numbers" not in " ".join(found.notes)
-    fewer = decide_network_policy(TWO, [node(1, ib("a"), ib("b")), node(2, ib("a"), ib("b", active=False))])
+    fewer = two(node(1, ib("a"), ib("b")), node(2, ib("a"), ib("b", active=False)))
     assert "n1 2, n2 1" in fewer.notes[0]
 
 
 def test_the_gid_index_is_ncclss_own_since_2_21() -> None:
     nodes = [node(n, roce("mlx5_0", *usual(f"10.0.0.{n}")), nccl=(2, 27, 3)) for n in (1, 2)]
-    found = decide_network_policy(TWO, nodes)
+    found = two(*nodes)
     assert "NCCL_IB_GID_INDEX" not in is_set(found) and "mlx5_0:1 3" in of(found)["NCCL_IB_GID_INDEX"].reason
     assert found.nodes[0].expected.transport == "RoCE"
 
@@ -144,69 +152,57 @@ def test_an_old_nccl_is_told_each_nodes_own_index() -> None:
     first = node(1, roce("mlx5_0", *usual("10.0.0.1")), nccl=(2, 19, 3))
     moved = [local6(0, 1), local6(1, 2), gid4(4, "10.0.0.2", 1), gid4(5, "10.0.0.2", 2)]
     second = node(2, roce("mlx5_0", *moved), nccl=(2, 19, 3))
-    found = decide_network_policy(TWO, [first, second])
+    found = two(first, second)
     assert (is_set(found, "n1")["NCCL_IB_GID_INDEX"], is_set(found, "n2")["NCCL_IB_GID_INDEX"]) == ("3", "5")
     apart = node(2, roce("mlx5_0", *usual("10.0.0.2")), roce("mlx5_1", *moved), nccl=(2, 19, 3))
-    found = decide_network_policy(TWO, [first, apart])
-    assert (
-        "NCCL_IB_GID_INDEX" not in is_set(found, "n2")
-        and "different indices" in of(found, "n2")["NCCL_IB_GID_INDEX"].reason
-    )
+    found = two(first, apart)
+    assert "NCCL_IB_GID_INDEX" not in is_set(found, "n2")
+    assert "different indices" in of(found, "n2")["NCCL_IB_GID_INDEX"].reason
 
 
 def test_roce_without_version_2_over_ipv4_is_noted() -> None:
     v1 = [node(n, roce("mlx5_0", local6(0, 1), gid4(1, f"10.0.0.{n}", 1))) for n in (1, 2)]
-    found = decide_network_policy(TWO, v1)
+    found = two(*v1)
     assert "NCCL_IB_GID_INDEX" not in is_set(found) and "no RoCE v2 address over IPv4" in " ".join(found.notes)
-
-
-def topology(name: str) -> Any:
-    return parse_topology(shared("topo", name).read_text())
 
 
 def test_sys_is_no_evidence() -> None:
     for text in (texts.SEED_L4, shared("topo", "pcie_8gpu_NODE_SYS_two_numa.txt").read_text()):
-        found = of(decide_network_policy(ONE, [node(1, topology=parse_topology(text))]))
+        found = of(one(topology=parse_topology(text)))
         assert found["NCCL_P2P_DISABLE"].value is None and "NCCL_P2P_LEVEL" not in found
         assert "not evidence" in found["NCCL_P2P_DISABLE"].reason
 
 
 def test_peer_to_peer_goes_off_on_evidence() -> None:
     far = parse_topology(texts.SEED_L4)
-    failed = node(1, topology=far, copies="failed", failed_pairs=["GPU0-GPU1"])
-    assert is_set(decide_network_policy(ONE, [failed]))["NCCL_P2P_DISABLE"] == "1"
-    assert "GPU0-GPU1" in of(decide_network_policy(ONE, [failed]))["NCCL_P2P_DISABLE"].reason
-    both = node(1, topology=far, acs=["0000:00:01.0"], iommu=True)
-    assert is_set(decide_network_policy(ONE, [both]))["NCCL_P2P_DISABLE"] == "1"
-    passed = msgspec.structs.replace(both, copies="ok")
-    assert "NCCL_P2P_DISABLE" not in is_set(decide_network_policy(ONE, [passed])), (
-        "a copy that works outweighs a register"
-    )
+    off = of(one(topology=far, copies="failed", failed_pairs=["GPU0-GPU1"]))["NCCL_P2P_DISABLE"]
+    assert off.value == "1" and "GPU0-GPU1" in off.reason
+    both: dict[str, Any] = {"topology": far, "acs": ["0000:00:01.0"], "iommu": True}
+    assert is_set(one(**both))["NCCL_P2P_DISABLE"] == "1"
+    assert "NCCL_P2P_DISABLE" not in is_set(one(**both, copies="ok")), "a copy that works outweighs a register"
     for doubt in ({"acs": ["0000:00:01.0"], "iommu": False}, {"acs": [], "iommu": True}, {"acs": None, "iommu": True}):
-        assert "NCCL_P2P_DISABLE" not in is_set(decide_network_policy(ONE, [node(1, topology=far, **doubt)]))
+        assert "NCCL_P2P_DISABLE" not in is_set(one(topology=far, **doubt))
 
 
 def test_nvlink_keeps_peer_to_peer() -> None:
-    whole = node(1, topology=topology("h100_8gpu_NV18_space_padded.txt"), acs=["x"], iommu=True)
-    assert not {"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"} & set(is_set(decide_network_policy(ONE, [whole])))
+    whole = parse_topology(shared("topo", "h100_8gpu_NV18_space_padded.txt").read_text())
+    decided = is_set(one(topology=whole, acs=["x"], iommu=True))
+    assert not {"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"} & set(decided)
     part = parse_topology("\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV4\tSYS\nGPU1\tNV4\tX\tSYS\nGPU2\tSYS\tSYS\tX\n")
-    found = is_set(decide_network_policy(ONE, [node(1, topology=part, copies="failed", failed_pairs=["GPU0-GPU2"])]))
+    found = is_set(one(topology=part, copies="failed", failed_pairs=["GPU0-GPU2"]))
     assert found["NCCL_P2P_LEVEL"] == "NVL" and "NCCL_P2P_DISABLE" not in found
-    found = is_set(decide_network_policy(ONE, [node(1, topology=part, copies="failed", failed_pairs=["GPU0-GPU1"])]))
+    found = is_set(one(topology=part, copies="failed", failed_pairs=["GPU0-GPU1"]))
     assert found["NCCL_P2P_DISABLE"] == "1", "NVLink itself is what failed"
 
 
 def test_what_the_user_or_the_node_says_wins() -> None:
     nodes = [node(1, ib("mlx5_0")), node(2, ib("mlx5_0"))]
-    forced = decide_network_policy(
-        msgspec.structs.replace(TWO, user={"NCCL_IB_DISABLE": "1", "NCCL_DEBUG": "WARN"}), nodes
-    )
+    forced = two(*nodes, user={"NCCL_IB_DISABLE": "1", "NCCL_DEBUG": "WARN"})
     assert forced.nodes[0].expected.transport == "Socket" and is_set(forced)["NCCL_DEBUG"] == "WARN"
     assert of(forced)["NCCL_DEBUG"].source == "user"
-    conf = decide_network_policy(TWO, [nodes[0], node(2, ib("mlx5_0"), conf={"NCCL_NET": "Socket"})])
+    conf = two(nodes[0], node(2, ib("mlx5_0"), conf={"NCCL_NET": "Socket"}))
     assert "/etc/nccl.conf of n2" in conf.nodes[0].expected.why
-    named = decide_network_policy(msgspec.structs.replace(TWO, interface="eno1"), nodes)
-    assert is_set(named)["NCCL_SOCKET_IFNAME"] == "=eno1"
+    assert is_set(two(*nodes, interface="eno1"))["NCCL_SOCKET_IFNAME"] == "=eno1"
 
 
 def test_gloo_alone_gets_its_interface_and_nothing_of_nccl() -> None:
@@ -222,11 +218,11 @@ def test_gloo_alone_gets_its_interface_and_nothing_of_nccl() -> None:
 def test_variables_that_nothing_reads(name: str) -> None:
     (said,) = env_warnings({name: "1"})
     assert said.startswith(f"cluster.env.{name}: ") and "; instead: " in said
-    spec = {
-        "model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}, "cluster": {"env": {name: "1"}},
-    }  # fmt: skip
+    spec: dict[str, Any] = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}}
     facts = MachineFacts(host="n1", cpus=8, memory_bytes=2**34, gpus=[], cpu_model="x", system="Linux")
-    assert any(name in warning for warning in make_plan(parse_spec(spec), facts).warnings)
+    assert any(
+        name in warning for warning in make_plan(parse_spec({**spec, "cluster": {"env": {name: "1"}}}), facts).warnings
+    )
 
 
 @pytest.mark.parametrize(
@@ -245,27 +241,14 @@ def test_variables_that_do_harm(name: str, value: str, words: str) -> None:
     assert words in warning
 
 
-def rdma_row(device: str, gids: list[RdmaGid], layer: str = "Ethernet", active: bool = True) -> RdmaPort:
-    return RdmaPort(
-        device=device, port=1, active=active, layer=layer, gbit=100.0, numa=1, interfaces=["eth0"], gids=gids
-    )
-
-
 def test_from_the_probes_answers() -> None:
-    gids = [
-        RdmaGid(index=0, gid="fe80:0000:0000:0000:0000:0000:0000:0001", type="IB/RoCE v1", interface="eth0"),
-        RdmaGid(index=3, gid="0000:0000:0000:0000:0000:ffff:0a00:0001", type="RoCE v2", interface="eth0"),
-    ]
-    first = probe(
-        1, infiniband=[rdma_row("mlx5_0", gids)], nccl="2.27.3", topo=texts.SEED_L4, gpus=[{"name": "L4"}] * 2
-    )
+    up, down = roce("mlx5_0", local6(0, 1), gid4(3, "10.0.0.1")), roce("mlx5_0", active=False)
+    first = probe(1, infiniband=[up], nccl="2.27.3", topo=texts.SEED_L4, gpus=[{"name": "L4"}] * 2)
     pci = [
         {"bus": "0000:17:00.0", "iommu": "DMA-FQ", "acs": ["0000:16:00.0"]},
         {"bus": "0000:b1:00.0", "iommu": None, "acs": None},
     ]
-    second = probe(
-        2, infiniband=[rdma_row("mlx5_0", [], active=False)], gpu_pci=pci, interfaces=[interface("eno1", "10.0.0.2")]
-    )
+    second = probe(2, infiniband=[down], gpu_pci=pci, interfaces=[interface("eno1", "10.0.0.2")])
     one, two = facts_of_nodes([second, first], choose_network([first, second]), {"n2": ["GPU0-GPU1"]})
     assert one.host == "n1" and one.nccl == (2, 27, 3) and one.topology is not None and one.active[0].gbit == 100
     assert [str(g.ipv4) for g in one.active[0].routable] == ["10.0.0.1"] and one.iommu is None and one.acs is None
@@ -284,20 +267,14 @@ def test_what_each_node_will_decide_is_said_before_they_were_asked() -> None:
     assert source(msgspec.structs.replace(TWO, interface="eno1"))["GLOO_SOCKET_IFNAME"] == "spec"
 
 
-def efa(device: str) -> RdmaPort:
-    return RdmaPort(device=device, port=1, active=True, layer="Unspecified", gbit=100.0)
-
-
 def test_all_nodes_must_have_one_kind_of_rdma_in_common() -> None:
-    found = decide_network_policy(TWO, [node(1, efa("rdmap0s6")), node(2, efa("efa_0"))])
+    found = two(node(1, port("rdmap0s6", "Unspecified")), node(2, port("efa_0", "Unspecified")))
     assert found.nodes[0].expected.transport == "EFA" and "aws-ofi-nccl" in found.notes[-1]
-    apart = decide_network_policy(TWO, [node(1, ib("mlx5_0")), node(2, roce("mlx5_0", *usual("10.0.0.2")))])
+    apart = two(node(1, ib("mlx5_0")), node(2, roce("mlx5_0", *usual("10.0.0.2"))))
     assert apart.nodes[0].expected.transport == "Socket" and is_set(apart)["NCCL_NET"] == "Socket"
-    assert (
-        "no kind of RDMA in common" in of(apart)["NCCL_NET"].reason
-        and "choose nodes with equal hardware" in apart.notes[0]
-    )
-    deaf = decide_network_policy(TWO, [node(n, roce("mlx5_0", local6(0, 1), local6(1, 2))) for n in (1, 2)])
+    assert "no kind of RDMA in common" in of(apart)["NCCL_NET"].reason
+    assert "choose nodes with equal hardware" in apart.notes[0]
+    deaf = two(*(node(n, roce("mlx5_0", local6(0, 1), local6(1, 2))) for n in (1, 2)))
     assert deaf.nodes[0].expected.transport == "Socket"
 
 
@@ -305,24 +282,16 @@ def test_what_the_launchers_own_environment_sets_wins_and_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for what the plan has set itself; and without what is secret."""
-    for name in [n for n in os.environ if n.startswith(("NCCL_", "GLOO_"))]:
-        monkeypatch.delenv(name)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("NCCL_", "GLOO_"))}
     given = {"NCCL_NET": "Socket", "NCCL_PSK": "quite secret", "GLOO_SOCKET_IFNAME": "planned"}
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "environ", {**kept, **given})
     probes = [probe(1), probe(2)]
-    examined = PreflightResult(
-        reports=[], probes=probes, network=choose_network(probes), port=None, probe_s=0.0, reach_s=0.0
-    )
-    found = policy_for_nodes(TWO, examined.probes, examined.network, tmp_path, ["GLOO_SOCKET_IFNAME"])
-    assert of(found)["NCCL_NET"].value == "Socket" and of(found)["NCCL_NET"].source == "user"
+    found = policy_for_nodes(TWO, probes, choose_network(probes), tmp_path, ["GLOO_SOCKET_IFNAME"])
+    assert (of(found)["NCCL_NET"].value, of(found)["NCCL_NET"].source) == ("Socket", "user")
     assert is_set(found)["GLOO_SOCKET_IFNAME"] != "planned"
     notes = " ".join(found.notes)
-    assert (
-        "NCCL_NET=Socket comes from the environment" in notes
-        and "NCCL_PSK=..." in notes
-        and "quite secret" not in notes
-    )
+    assert "NCCL_NET=Socket comes from the environment" in notes and "NCCL_PSK=..." in notes
+    assert "quite secret" not in notes
 
 
 def test_an_iommu_that_passes_through_translates_nothing() -> None:

@@ -56,8 +56,7 @@ def test_each_rank_has_its_own_gpu_and_too_few_are_refused_under_nccl(monkeypatc
         gpu_of(3, 8, 1, "nccl")
     with pytest.raises(EnvironmentNotAble, match="see 4 GPUs"):
         gpu_of(5, 8, 4, "nccl")
-    assert [gpu_of(rank, 4, 2, "gloo") for rank in range(4)] == [0, 1, 0, 1]
-    assert gpu_of(0, 1, 1, "nccl") == 0
+    assert [gpu_of(rank, 4, 2, "gloo") for rank in range(4)] == [0, 1, 0, 1] and gpu_of(0, 1, 1, "nccl") == 0
 
 
 def test_a_cpu_build_and_a_hidden_gpu_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,8 +97,7 @@ def test_mig_instances_take_the_place_of_their_gpu(tmp_path: Path, monkeypatch: 
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
         return [gpu.name.removeprefix("NVIDIA A100-SXM4-40GB") for gpu in visible_gpus()]
 
-    assert seen(None) == [" MIG 3g.20gb", " MIG 1g.5gb", ""]
-    assert seen("1") == [""]
+    assert seen(None) == [" MIG 3g.20gb", " MIG 1g.5gb", ""] and seen("1") == [""]
     assert seen("MIG-bb") == [" MIG 1g.5gb"]
     assert visible_gpus() == [Gpu(index=0, name="NVIDIA A100-SXM4-40GB MIG 1g.5gb", memory_bytes=5 * 10**9)]
     assert seen("") == []
@@ -177,8 +175,7 @@ def test_a_rank_is_bound_to_the_cores_beside_its_gpu(tmp_path: Path) -> None:
             ("0000:1B:00.0", {**asked, NUMA_BINDING: "0"}),
             ("0000:1B:00.0", {**asked, "OMP_NUM_THREADS": "2"}),  # fewer cores than threads
         ):
-            assert bind_beside_gpu(bus, environment, tmp_path) == set()
-            assert os.sched_getaffinity(0) == before
+            assert bind_beside_gpu(bus, environment, tmp_path) == set() and os.sched_getaffinity(0) == before
         assert bind_beside_gpu("0000:1B:00.0", asked, tmp_path) == os.sched_getaffinity(0) == {one}
     finally:
         os.sched_setaffinity(0, before)

@@ -311,8 +311,7 @@ def test_a_resume_with_a_model_of_another_size_is_refused(tmp_path: Path) -> Non
 def test_nothing_is_started_and_the_error_is_printed_once(tmp_path: Path) -> None:
     path = write_spec(tmp_path, spec_of(MISTAKES["half of a surrogate pair"], tmp_path))
     done = allranks("run", str(path), cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.count("half of a surrogate pair") == 1 and done.stdout == ""
+    assert done.returncode == 2 and done.stderr.count("half of a surrogate pair") == 1 and done.stdout == ""
     assert not (tmp_path / "runs").exists()
 
 

@@ -197,8 +197,7 @@ def test_lines_longer_than_slurm_passes_on_come_whole() -> None:
     assert sorted(n.text for n in srun.join_pieces(mixed)) == sorted([a, b, "srun: noise"])
     short = json.dumps({"host": "n3", "x": ""})
     exact = json.dumps({"host": "n3", "x": "c" * (800 - len(short))})
-    assert len(exact) == 800
-    assert [n.text for n in srun.join_pieces([line(f"@2 {exact}")])] == [exact]
+    assert len(exact) == 800 and [n.text for n in srun.join_pieces([line(f"@2 {exact}")])] == [exact]
 
 
 def test_a_node_without_the_launchers_python_uses_another_and_says_so() -> None:

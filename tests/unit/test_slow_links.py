@@ -72,8 +72,7 @@ def test_which_links_are_named(slow: dict[str, Any], names: list[tuple[str, str]
 def test_a_slow_link_that_is_hardly_used_is_not_named() -> None:
     few = {r: story(r, counters(f"10.0.0.{(r + 1) % 3}", 2, 0.5 if r == 1 else 0.01)) for r in range(3)}
     (link,) = [k for k in links_of_run(few) if k.host == "n1"]
-    assert link.relative is not None and link.relative > 3
-    assert not link.slow
+    assert link.relative is not None and link.relative > 3 and not link.slow
 
 
 def test_the_only_link_is_not_slow_but_may_be_lossy() -> None:
@@ -136,16 +135,14 @@ def test_the_fields_of_the_kernel_are_at_their_places() -> None:
             reader.join()
             other.close()
             info = read_tcp_info("10.0.0.2", client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256))
-    assert info is not None
-    assert abs(info.acked_bytes - 5_000_000) <= 2
+    assert info is not None and abs(info.acked_bytes - 5_000_000) <= 2
     assert 5_000_000 / 66_000 <= info.segments <= 5_000_000 / 500
     assert info.resent <= info.segments // 20  # a loaded machine may acknowledge late
     assert 0 < info.min_rtt_s <= info.rtt_s < 10
 
 
 def test_an_older_kernel_reports_fewer_fields() -> None:
-    assert read_tcp_info("10.0.0.2", bytes(104)) is None
-    assert read_tcp_info("10.0.0.2", b"") is None
+    assert read_tcp_info("10.0.0.2", bytes(104)) is None and read_tcp_info("10.0.0.2", b"") is None
     data = bytearray(192)
     struct.pack_into("=I", data, 100, 7)
     found = read_tcp_info("10.0.0.2", bytes(data))
@@ -161,8 +158,7 @@ def test_connections_within_a_host_are_left_out_and_stay_as_they_are(monkeypatch
             assert "127.0.0.1" not in peers
             monkeypatch.setattr(kernel_counters, "_is_local", lambda local, peer: False)
             own, links = kernel_counters.tcp_links()
-            assert "127.0.0.1" in own
-            assert "127.0.0.1" in {link.peer for link in links}
+            assert "127.0.0.1" in own and "127.0.0.1" in {link.peer for link in links}
             client.sendall(b"still open")
             assert client.getblocking()
             socket.setdefaulttimeout(5)

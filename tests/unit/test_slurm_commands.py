@@ -196,8 +196,7 @@ def saying(folder: Path, answer: str, code: int = 0, to: str = "") -> str:
 
 def test_a_job_that_slurm_does_not_know_differs_from_no_answer(tmp_path: Path) -> None:
     unknown = stub(tmp_path, scontrol=saying(tmp_path, NOT_KNOWN, 1, ">&2"))
-    assert unknown.try_job("7") is None
-    assert unknown.state("7").state == "GONE" and not unknown.state("7").alive
+    assert unknown.try_job("7") is None and unknown.state("7").state == "GONE" and not unknown.state("7").alive
     away = stub(tmp_path, scontrol=saying(tmp_path, AWAY, 1, ">&2"))
     answer = away.try_job("7")
     assert isinstance(answer, NoAnswer) and "Unable to contact" in answer.reason

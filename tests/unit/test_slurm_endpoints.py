@@ -54,8 +54,7 @@ def test_a_cluster_whose_login_side_lives_is_found(root: Path) -> None:
 def test_inside_the_cluster_it_is_not_entered_again(root: Path) -> None:
     publish(root, inside="/proc")
     found = find_endpoint()
-    assert found is not None
-    assert Path(found.command_prefix("/")[0]).name == "env"
+    assert found is not None and Path(found.command_prefix("/")[0]).name == "env"
     done = subprocess.run([*found.command_prefix("/"), "pwd"], capture_output=True, text=True, timeout=10, check=True)
     assert done.stdout == "/\n"
 
@@ -68,8 +67,7 @@ def test_inside_the_cluster_it_is_not_entered_again(root: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_file_that_does_not_hold_any_more_is_no_cluster(root: Path, changes: dict[str, Any]) -> None:
-    assert read_endpoint(publish(root, **changes).parent) is None
-    assert find_endpoint() is None
+    assert read_endpoint(publish(root, **changes).parent) is None and find_endpoint() is None
 
 
 def test_a_login_side_that_ended_is_no_cluster(root: Path) -> None:
@@ -152,8 +150,7 @@ def test_slurm_is_called_through_the_file(root: Path, tmp_path: Path, monkeypatc
     publish(root)
     slurm = commands.find_slurm(tmp_path)
     found = find_endpoint()
-    assert found is not None and slurm.prefix == found.command_prefix(tmp_path)
-    assert "'box'" in slurm.label
+    assert found is not None and slurm.prefix == found.command_prefix(tmp_path) and "'box'" in slurm.label
 
 
 def test_finding_slurm_loads_no_test_cluster() -> None:

@@ -135,8 +135,7 @@ def test_identity_sees_content_names_and_what_is_missing(tmp_path: Path) -> None
     with (tmp_path / "b" / "large").open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"x")
-    assert identity(a, names) != identity(b, names) is not None
-    assert identity(a, ["no-such"]) is None
+    assert identity(a, names) != identity(b, names) is not None and identity(a, ["no-such"]) is None
     assert identity(str(tmp_path / "a" / "run.sh"), [""]) == identity(str(tmp_path / "b" / "run.sh"), [""])
 
 
@@ -175,8 +174,7 @@ def test_nothing_is_removed_behind_a_link_that_somebody_else_made(
     root = Path(node.job_root())
     root.symlink_to(behind.parent)
     node.sweep(str(root), {"job": "c.9.0", "live": []})
-    assert node.remove({"job": "c.5.0"}) == {"gone": True}
-    assert behind.is_dir()
+    assert node.remove({"job": "c.5.0"}) == {"gone": True} and behind.is_dir()
     root.unlink()
     behind.parent.rename(root)
     root.chmod(0o700)
@@ -191,7 +189,6 @@ def test_where_a_node_takes_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv("TMPDIR", useless)
         assert node.job_root() == f"/tmp/allranks-{os.getuid()}"  # noqa: S108
     monkeypatch.setenv("SLURM_TMPDIR", str(tmp_path))
-    assert node.job_root() == f"{tmp_path}/allranks-{os.getuid()}"
-    assert node.will_do(str(tmp_path))
+    assert node.job_root() == f"{tmp_path}/allranks-{os.getuid()}" and node.will_do(str(tmp_path))
     monkeypatch.setattr(node.os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
     assert not node.will_do(str(tmp_path))
