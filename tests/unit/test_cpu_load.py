@@ -1,5 +1,4 @@
-"""What is read of the kernel, and whose fault it is: other processes, the hypervisor, a quota, the ranks themselves, or
-not known."""
+"""What is read of the kernel, and who used the cores: other processes, a hypervisor, a quota, or the ranks."""
 
 from __future__ import annotations
 
@@ -44,9 +43,8 @@ def test_busy_time_is_that_of_the_allowed_cores() -> None:
     times, known = psutil.cpu_times(percpu=True), sample_cpu()
     if known.machine_s is None:
         pytest.skip("some cores are offline")
-    assert known.machine_s == pytest.approx(
-        sum(times[c].user + times[c].nice + times[c].system for c in known.cores), abs=2
-    )
+    busy = sum(times[c].user + times[c].nice + times[c].system for c in known.cores)
+    assert known.machine_s == pytest.approx(busy, abs=2)
 
 
 def test_a_busy_loop_is_seen_as_own_cpu_time_and_sleep_is_not() -> None:
@@ -61,10 +59,7 @@ def test_a_busy_loop_is_seen_as_own_cpu_time_and_sleep_is_not() -> None:
     assert parse_ranges(use.cores) == os.sched_getaffinity(0)
 
 
-needs_schedstat = pytest.mark.skipif(not RunQueueClock().available, reason="this kernel has no /proc/<pid>/schedstat")
-
-
-@needs_schedstat
+@pytest.mark.skipif(not RunQueueClock().available, reason="this kernel has no /proc/<pid>/schedstat")
 def test_a_thread_that_shares_its_core_waits_for_it() -> None:
     """Hashing of large buffers does not hold the interpreter: both threads could run."""
     allowed, end, data = os.sched_getaffinity(0), threading.Event(), bytes(1 << 20)
@@ -131,49 +126,48 @@ def judge(*uses: CpuUse) -> MachineLoad:
     return judge_machine("n1", uses)
 
 
+def judge_two(*numbers: float, **changes: Any) -> MachineLoad:
+    """Two ranks of one use."""
+    return judge(use(*numbers, **changes), use(*numbers, **changes))
+
+
 def test_two_ranks_that_fill_two_cores_are_not_other_processes() -> None:
-    found = judge(use(9.8, 0.2, 20.0), use(9.8, 0.2, 20.0))
+    found = judge_two(9.8, 0.2, 20.0)
     assert found.taken_share is not None and found.taken_share < 0.02 and not found.overloaded
+    assert judge(use(10.0, 5.0, 20.0)).overloaded, "a rank that is left out counts as others"
+    short = judge_two(0.05, 0.02, 0.14, seconds=0.06)
+    assert not short.overloaded, "of 60 ms the kernel's ticks may add one or two for each core"
 
 
 def test_others_that_take_half_of_the_cores_are_named_with_numbers() -> None:
-    found = judge(use(5.0, 5.0, 20.0), use(5.0, 5.0, 20.0))
+    found = judge_two(5.0, 5.0, 20.0)
     assert found.taken_share == pytest.approx(0.5, abs=0.01) and found.overloaded
     assert "other processes used 1.0 of 2 cores" in describe_load(found)
 
 
-def test_a_rank_that_is_left_out_counts_as_others() -> None:
-    """What `judge_machine` says of its argument: why all ranks must be given."""
-    assert judge(use(10.0, 5.0, 20.0)).overloaded
-
-
 def test_own_threads_that_are_more_than_cores_are_told_apart() -> None:
-    found = judge(use(10.0, 30.0, 20.2, busy_threads=4), use(10.0, 30.0, 20.2, busy_threads=4))
+    found = judge_two(10.0, 30.0, 20.2, busy_threads=4)
     assert not found.overloaded and found.competing_share == pytest.approx(0.75, abs=0.01)
     assert "8 busy threads of its ranks share 2 cores" in describe_load(found)
 
 
 def test_steal_counts_and_is_named() -> None:
-    found = judge(use(8.0, 0.0, 16.0, steal_s=4.0), use(8.0, 0.0, 16.0, steal_s=4.0))
+    found = judge_two(8.0, 0.0, 16.0, steal_s=4.0)
     assert found.taken_share == pytest.approx(0.2, abs=0.02)
     assert "the hypervisor took 0.4 of 2 cores" in describe_load(found)
     # steal of a machine whose cores other processes use does not count in full
-    foreign = judge(use(1.0, 0.0, 16.0, steal_s=4.0), use(1.0, 0.0, 16.0, steal_s=4.0))
+    foreign = judge_two(1.0, 0.0, 16.0, steal_s=4.0)
     assert foreign.steal_cores == 0.4 and foreign.taken_share is not None and foreign.taken_share < 0.3
 
 
 def test_a_quota_is_no_other_process() -> None:
-    one = use(5.0, 4.8, 60.0, cores="0-7", core_count=8, throttled_s=5.0)
-    found = judge(one)
-    assert not found.overloaded
-    assert "its CPU quota stopped the ranks for 50% of the time" in describe_load(found)
-    assert judge(use(5.0, 4.8, 60.0, cores="0-7", core_count=8, throttled_s=0.0)).overloaded
+    stopped, free = (judge(use(5.0, 4.8, 60.0, cores="0-7", core_count=8, throttled_s=s)) for s in (5.0, 0.0))
+    assert not stopped.overloaded and free.overloaded
+    assert "its CPU quota stopped the ranks for 50% of the time" in describe_load(stopped)
 
 
 def test_ranks_on_cores_of_their_own_are_judged_by_these() -> None:
-    idle = use(9.9, 0.0, 10.0, cores="0", core_count=1)
-    busy = use(5.0, 5.0, 10.0, cores="1", core_count=1)
-    found = judge(idle, busy)
+    found = judge(use(9.9, 0.0, 10.0, cores="0", core_count=1), use(5.0, 5.0, 10.0, cores="1", core_count=1))
     assert found.cores == 2 and found.taken_share == pytest.approx(4.8 / 19.9, abs=0.01)
     shared = judge(use(9.9, 0.1, 10.0, cores="0", core_count=1), use(5.0, 5.0, 15.0))
     assert not shared.overloaded, "the second rank's cores were used by the first one"
@@ -189,31 +183,14 @@ def test_ranks_on_cores_of_their_own_are_judged_by_these() -> None:
 def test_absence_is_not_evidence(changes: dict[str, Any]) -> None:
     bad = use(5.0, changes.pop("queued", 5.0), changes.pop("machine", 20.0), **changes)
     for found in (judge(bad), judge(use(5.0, 5.0, 20.0), bad), judge()):
-        assert found.taken_share is None and not found.overloaded
-        assert describe_load(found)
-
-
-def test_short_times_do_not_take_the_error_of_the_clock_for_others() -> None:
-    """Of 60 ms the kernel's ticks may add one or two for each core."""
-    short = use(0.05, 0.02, 0.14, seconds=0.06)
-    assert not judge(short, short).overloaded
-
-
-numbers = st.floats(allow_nan=True, allow_infinity=True) | st.floats(0, 50)
-maybe = st.none() | numbers
-uses = st.builds(
-    CpuUse,
-    seconds=numbers, cores=st.sampled_from(["", "0", "0-1", "1-2", "x"]), core_count=st.integers(0, 4), cpu_s=numbers, queued_s=maybe,
-    queued_main_s=maybe, busy_threads=st.none() | st.integers(0, 9), machine_s=maybe, steal_s=maybe, throttled_s=maybe,
-)  # fmt: skip
+        assert found.taken_share is None and not found.overloaded and describe_load(found)
 
 
 def test_consecutive_records_add_up() -> None:
     total = add_uses([use(1.0, 0.5, 4.0), use(2.0, 0.25, 6.0, seconds=5.0, busy_threads=3)])
     assert total is not None
-    assert (total.seconds, total.cpu_s, total.queued_s, total.machine_s, total.busy_threads) == (
-        15.0, 3.0, 0.75, 10.0, 3,
-    )  # fmt: skip
+    assert (total.seconds, total.cpu_s, total.queued_s, total.machine_s) == (15.0, 3.0, 0.75, 10.0)
+    assert total.busy_threads == 3
     unknown = add_uses([use(1.0, 0.5, 4.0), use(1.0, None, 4.0)])
     assert unknown is not None and unknown.queued_s is None and add_uses([]) is None
     assert add_uses([use(1.0, 0.5, 4.0), use(1.0, 0.5, 4.0, cores="3", core_count=1)]) is None

@@ -16,15 +16,11 @@ from allranks.launch.rank import _record_error
 from allranks.rundir.paths import RunDir
 from tests.conftest import shared
 
-FULL = (
-    "the checkpoint could not be saved: rank 0 failed to find room for it: /r/checkpoints: about 8.9 MiB are needed, "
-    "4.6 MiB are free. Earlier checkpoints are untouched"
-)
+FULL = "the checkpoint could not be saved: rank 0 failed to find room for it: /r: about 8.9 MiB are needed, 4.6 MiB are free"
 LOST = "the agent on n3 is gone: its node does not answer. Continue after step 4 with: allranks resume r"
-LIMIT = (
-    "stopped after step 40 (the time limit is near); a full checkpoint is in /r/checkpoints/step-40. Continue with: "
-    "allranks resume r"
-)
+LIMIT = "stopped after step 40 (the time limit is near); a full checkpoint is in /r. Continue with: allranks resume r"
+KILLER = "the kernel's out-of-memory killer"
+RAISED = "Traceback (most recent call last):\n"
 
 
 def run_folder(tmp_path: Path, message: str, log: str = "", **metrics: object) -> Path:
@@ -45,29 +41,20 @@ def read(tmp_path: Path, text: str) -> Diagnosis:
 @pytest.mark.parametrize(
     ("message", "log", "wanted"),
     [
-        (FULL,
-         f"Traceback (most recent call last):\nallranks.errors.CheckpointError: {FULL}\n", ("disk_full", 0, "n2")),
+        (FULL, f"{RAISED}allranks.errors.CheckpointError: {FULL}\n", ("disk_full", 0, "n2")),
         (LOST, "RuntimeError: Connection closed by peer [10.1.0.3]:4455\n", ("node_unhealthy", None, "n3")),
         (LIMIT, "", ("slurm_time_limit", None, None)),
-        ("rank 1 on n2 failed after step 3: OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB. Log: /r",
-         "", ("cuda_oom", 1, "n2")),
-        ("rank 1 on n2 failed: CheckpointError: different metadata for recomputed values",
-         "", ("application_error", 1, "n2")),
+        ("rank 1 on n2 failed after step 3: OutOfMemoryError: CUDA out of memory. Log: /r", "", ("cuda_oom", 1, "n2")),
+        ("rank 1 on n2 failed: CheckpointError: different metadata for x", "", ("application_error", 1, "n2")),
         ("rank 1 on n2 failed before the first step: ended by SIGSEGV. Log: /r", "", ("rank_died", 1, "n2")),
         ("rank 1 on n2 failed after step 20: ended by SIGKILL (the kernel", "", ("rank_died", 1, "n2")),
-        ((
-            "rank 1 on n2 failed: ended by SIGKILL, and the kernel's out-of-memory killer has ended a process on this "
-            "machine"
-        ),
-         "", ("host_oom", 1, "n2")),
-        ("ended before the ranks were started: the time limit is near. Log: /r/logs/slurm.log",
-         "", ("slurm_time_limit", None, None)),
-        ("stopped after step 4 (Slurm ended the job because a node failed); a full",
-         "", ("node_unhealthy", None, None)),
+        (f"rank 1 on n2 failed: ended by SIGKILL, and {KILLER} has ended a process here", "", ("host_oom", 1, "n2")),
+        ("ended before the ranks were started: the time limit is near.", "", ("slurm_time_limit", None, None)),
+        ("stopped after step 4 (Slurm ended the job because a node failed)", "", ("node_unhealthy", None, None)),
         ("job 7 was cancelled. No checkpoint had been written", "", ("slurm_cancelled", None, None)),
         ("the loss of rank 0, 1 is not finite (nan) in step 7", "", ("loss_not_finite", 0, "n2")),
     ],
-)  # fmt: skip
+)
 def test_the_outcome_of_a_run_is_its_diagnosis(
     tmp_path: Path, message: str, log: str, wanted: tuple[str, int | None, str | None]
 ) -> None:
@@ -78,16 +65,13 @@ def test_the_outcome_of_a_run_is_its_diagnosis(
     failure = failure_of(RunDir(run), message)  # what `run` saves and `report` shows
     assert (failure.id, failure.rank, failure.host) == wanted
     shown = failure_headline({"message": message, "failure": msgspec.to_builtins(failure)}, "r")
-    assert shown == found.summary or (
-        failure.id in GENERAL and shown.partition(".")[0] == found.summary.partition(".")[0]
-    )
+    same_start = shown.partition(".")[0] == found.summary.partition(".")[0]
+    assert shown == found.summary or (failure.id in GENERAL and same_start)
 
 
 def test_a_log_may_say_more_than_the_outcome(tmp_path: Path) -> None:
-    log = (
-        "terminate called\nFatal Python error: Bus error\nRuntimeError: DataLoader worker (pid 8) is killed by signal: "
-        "Bus error\n"
-    )
+    killed = "RuntimeError: DataLoader worker (pid 8) is killed by signal: Bus error\n"
+    log = "terminate called\nFatal Python error: Bus error\n" + killed
     run = run_folder(tmp_path, "rank 0 on n2 failed after step 2: ended by SIGBUS. Log: /r", log)
     assert diagnose([run]).findings[0].id in ("shm_too_small", "sigbus_memory")
 
@@ -100,10 +84,9 @@ def test_an_outcome_of_an_earlier_attempt_is_not_used(tmp_path: Path) -> None:
 
 
 def test_our_own_class_is_not_torchs_of_the_same_name(tmp_path: Path) -> None:
-    text = 'Traceback (most recent call last):\n  File "t.py", line 3, in f\n{}CheckpointError: unexpected key(s)\n'
-    ours, torchs = (
-        read(tmp_path, text.format(name)).findings[0] for name in ("allranks.errors.", "torch.utils.checkpoint.")
-    )
+    text = RAISED + '  File "t.py", line 3, in f\n{}.CheckpointError: unexpected key(s)\n'
+    modules = ("allranks.errors", "torch.utils.checkpoint")
+    ours, torchs = (read(tmp_path, text.format(name)).findings[0] for name in modules)
     assert "does not fit the model" not in ours.title and "does not fit the model" in torchs.title
     run = RunDir(tmp_path / "own")
     run.events.mkdir(parents=True)
@@ -111,17 +94,12 @@ def test_our_own_class_is_not_torchs_of_the_same_name(tmp_path: Path) -> None:
     assert [f.id for f in diagnose([run.events]).findings] == ["application_error"]
 
 
-@pytest.mark.parametrize(
-    ("name", "wanted", "says"),
-    [
-        ("nfs.log", "storage_stalled", "03:10:12"),
-        ("uvlock.log", "package_lock", "lock"),
-        ("elastic.log", "peer_died_first", "n2"),
-    ],
-)
-def test_public_reports(name: str, wanted: str, says: str) -> None:
-    found = diagnose([shared("found", name)]).findings
-    assert [f.id for f in found] == [wanted] and says in found[0].cause
+def test_public_reports() -> None:
+    for name, wanted, says in (
+        ("nfs", "storage_stalled", "03:10:12"), ("uvlock", "package_lock", "lock"), ("elastic", "peer_died_first", "n2"),
+    ):  # fmt: skip
+        found = diagnose([shared("found", f"{name}.log")]).findings
+        assert [f.id for f in found] == [wanted] and says in found[0].cause
 
 
 STEP = (
@@ -149,7 +127,7 @@ def test_timeouts_in_different_calls_name_both_lines(tmp_path: Path, calls: tupl
         " 8121 D    io_schedule           python train.py\n",
         " 8121 D    nfs_start_io_write    python train.py\n" + "".join(f"step {n} loss 1.5\n" for n in range(9)),
         "INFO waiting for lock on the prepared data of rank 0\n",
-        'Traceback (most recent call last):\n  File "train.py", line 4, in f\nAssertionError\n',
+        RAISED + '  File "train.py", line 4, in f\nAssertionError\n',
     ],
 )
 def test_near_misses(tmp_path: Path, text: str) -> None:
@@ -171,31 +149,28 @@ def test_evidence_of_memory_has_the_sizes_and_its_tear_down_is_no_cancellation(t
 
 
 def test_an_old_system_library_is_not_a_missing_package(tmp_path: Path) -> None:
-    first = read(tmp_path, "ImportError: /lib/libc.so.6: version `GLIBC_2.32' not found (required by x.so)\n").findings[
-        0
-    ]
-    assert first.id == "library_missing"
-    assert "too old" in first.title and "GLIBC_2.32" in first.cause and "container" in first.fix
+    text = "ImportError: /lib/libc.so.6: version `GLIBC_2.32' not found (required by x.so)\n"
+    first = read(tmp_path, text).findings[0]
+    assert first.id == "library_missing" and "too old" in first.title
+    assert "GLIBC_2.32" in first.cause and "container" in first.fix
 
 
 def test_a_shape_error_names_the_programs_line_and_a_watchdog_its_dump(tmp_path: Path) -> None:
     text = (
-        'Traceback (most recent call last):\n  File "/w/train.py", line 88, in step\n'
+        RAISED + '  File "/w/train.py", line 88, in step\n'
         '  File "/v/site-packages/torch/nn/linear.py", line 125, in forward\n'
         "RuntimeError: mat1 and mat2 shapes cannot be multiplied (3x4 and 3x4)\n"
     )
     assert "/w/train.py:88 in step" in read(tmp_path, text).findings[0].cause
     text = (
-        "[rank0]:[E901 12:00:00.1 ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation timeout: "
-        "WorkNCCL(SeqNum=200, OpType=ALLREDUCE)\n"
-        "[rank0]:[I901 12:00:02.1 FlightRecorder.cpp:1] Finished writing Flight Recorder debug info to "
-        "/w/nccl_trace_rank_0\n"
+        "[rank0]:[E901 12:00:00.1 ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation timeout\n"
+        "[rank0]:[I901 12:00:02.1 X.cpp:1] Finished writing Flight Recorder debug info to /w/nccl_trace_rank_0\n"
     )
     assert "/w/nccl_trace_rank_0" in read(tmp_path, text).findings[0].next_test
 
 
 def test_a_crash_without_a_time_stamp_has_the_time_of_its_end(tmp_path: Path) -> None:
-    log = "2026-09-01 10:00:00 start\nTraceback (most recent call last):\nValueError: bad sample\n"
+    log = f"2026-09-01 10:00:00 start\n{RAISED}ValueError: bad sample\n"
     run = run_folder(tmp_path, "rank 0 on n2 failed: ValueError: bad sample", log)
     (run / "events").mkdir()
     _record_error(RunDir(run), 1, 0, ValueError("bad sample"), 1)

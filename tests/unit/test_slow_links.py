@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.analysis.stragglers import Link, link_message, links_of_run
+from allranks.analysis.stragglers import link_message, links_of_run
 from allranks.utils import kernel_counters
 from allranks.utils.kernel_counters import read_tcp_info
 from tests.sampling import examples
@@ -21,31 +21,25 @@ from tests.sampling import examples
 MB = 1_000_000
 
 
-def counters(peer: str, mb: float, busy_s: float, **more: Any) -> dict[str, Any]:
-    segments = int(mb * MB / 1448)
-    known = {
-        "peer": peer, "connections": 1, "segments": segments, "resent": 0, "acked_bytes": int(mb * MB),
-        "busy_s": busy_s,
+def counters(peer: int, mb: float = 100, busy_s: float = 0.5, **more: Any) -> dict[str, Any]:
+    """What the kernel counts of a connection to n<peer>."""
+    return {
+        "peer": f"10.0.0.{peer}", "connections": 1, "segments": int(mb * MB / 1448), "resent": 0, "acked_bytes": int(mb * MB),
+        "busy_s": busy_s, "receiver_s": 0.0, "rtt_s": 0.0005, "min_rtt_s": 0.0001, **more,
     }  # fmt: skip
-    return {**known, "receiver_s": 0.0, "rtt_s": 0.0005, "min_rtt_s": 0.0001, **more}
 
 
 def story(rank: int, *links: dict[str, Any]) -> list[dict[str, Any]]:
     """A rank on host n<rank> with the address 10.0.0.<rank>, after 10 s."""
     event = {"event": "links", "rank": rank, "addresses": [f"10.0.0.{rank}"]}
-    return [
-        {"event": "start", "rank": rank, "host": f"n{rank}", "world_size": 3},
-        {**event, "time": 100.0, "links": []},
-        {**event, "time": 110.0, "links": list(links)},
-    ]
+    start = {"event": "start", "rank": rank, "host": f"n{rank}", "world_size": 3}
+    return [start, {**event, "time": 100.0, "links": []}, {**event, "time": 110.0, "links": list(links)}]
 
 
-def ring(**slow: Any) -> dict[int, list[dict[str, Any]]]:
-    """Three nodes that send 100 MB to the next one; what differs is the link from n1 to n2."""
-    first = {**counters("10.0.0.2", 100, 0.5), **slow}
-    return {
-        1: story(1, first), 2: story(2, counters("10.0.0.0", 100, 0.5)), 0: story(0, counters("10.0.0.1", 100, 0.5)),
-    }  # fmt: skip
+def ring(*usual: float, **slow: Any) -> dict[int, list[dict[str, Any]]]:
+    """Three nodes that send to the next one; what differs is the link from n1 to n2."""
+    changes = {1: slow, 2: {}, 0: {}}
+    return {r: story(r, {**counters((r + 1) % 3, *usual), **own}) for r, own in changes.items()}
 
 
 def named(ranks: dict[int, list[dict[str, Any]]]) -> list[tuple[str, str]]:
@@ -70,50 +64,34 @@ def test_which_links_are_named(slow: dict[str, Any], names: list[tuple[str, str]
 
 
 def test_a_slow_link_that_is_hardly_used_is_not_named() -> None:
-    few = {r: story(r, counters(f"10.0.0.{(r + 1) % 3}", 2, 0.5 if r == 1 else 0.01)) for r in range(3)}
-    (link,) = [k for k in links_of_run(few) if k.host == "n1"]
+    (link,) = [k for k in links_of_run(ring(2, 0.01, busy_s=0.5)) if k.host == "n1"]
     assert link.relative is not None and link.relative > 3 and not link.slow
 
 
 def test_the_only_link_is_not_slow_but_may_be_lossy() -> None:
-    two = {1: story(1, counters("10.0.0.2", 100, 9.0)), 2: story(2)}
-    assert named(two) == []
-    assert named({**two, 1: story(1, counters("10.0.0.2", 100, 9.0, resent=5000))}) == [("n1", "n2")]
-
-
-def test_a_network_that_is_slow_everywhere_names_no_link() -> None:
-    ranks = {r: story(r, counters(f"10.0.0.{(r + 1) % 3}", 100, 9.0)) for r in range(3)}
-    assert named(ranks) == []
-
-
-def vars_of(link: Link) -> dict[str, Any]:
-    return {name: getattr(link, name) for name in link.__struct_fields__}
+    assert named({1: story(1, counters(2, 100, 9.0)), 2: story(2)}) == []
+    assert named({1: story(1, counters(2, 100, 9.0, resent=5000)), 2: story(2)}) == [("n1", "n2")]
+    assert named(ring(100, 9.0)) == [], "the whole network is slow"
 
 
 def test_only_what_was_sent_in_the_last_attempt_between_hosts_of_the_run_counts() -> None:
     ranks = ring(busy_s=5.0)
-    again = [{"event": "start", "rank": 1, "host": "n1", "world_size": 3}]
-    ranks[1] = [*ranks[1], *again, *story(1, counters("10.0.0.2", 100, 0.5))[1:]]
+    ranks[1] += story(1, counters(2))
     assert named(ranks) == []
     hub = ring()
-    hub[1] = story(1, counters("10.0.0.2", 100, 0.5), counters("93.184.216.34", 900, 900.0))
+    hub[1] = story(1, counters(2), {**counters(0, 900, 900.0), "peer": "93.184.216.34"})
     assert {k.peer for k in links_of_run(hub)} == {"n0", "n1", "n2"}
     closed = ring()
-    closed[1][1]["links"] = [counters("10.0.0.2", 500, 5.0)]  # more than at the end: connections were closed
+    closed[1][1]["links"] = [counters(2, 500, 5.0)]  # more than at the end: connections were closed
     assert ("n1", "n2") not in {(k.host, k.peer) for k in links_of_run(closed) if k.sent_bytes}
 
 
-values = (
-    st.none() | st.integers(-5, 1 << 70) | st.floats() | st.text(max_size=3) | st.lists(st.integers(0, 3), max_size=2)
-)
+names = st.sampled_from(["peer", "segments", "resent", "acked_bytes", "busy_s", "receiver_s", "rtt_s"])
+values = st.none() | st.integers(-5, 1 << 70) | st.floats() | st.text(max_size=3) | st.lists(st.integers(0, 3))
 
 
 @settings(max_examples=examples(1000), deadline=None)
-@given(
-    st.dictionaries(
-        st.sampled_from(["peer", "segments", "resent", "acked_bytes", "busy_s", "receiver_s", "rtt_s"]), values
-    )
-)
+@given(st.dictionaries(names, values))
 def test_damaged_counters_end_nothing(changes: dict[str, Any]) -> None:
     for link in links_of_run(ring(**changes)):
         assert math.isfinite(link.busy_share)
@@ -122,19 +100,16 @@ def test_damaged_counters_end_nothing(changes: dict[str, Any]) -> None:
 
 def test_the_fields_of_the_kernel_are_at_their_places() -> None:
     """Against a real connection: what was sent arrived, and was on its way for some time."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen()
-        with socket.create_connection(server.getsockname()) as client:
-            other, _ = server.accept()
-            reader = threading.Thread(target=lambda: [None for _ in iter(lambda: other.recv(1 << 20), b"")])
-            reader.start()
-            for _ in range(50):
-                client.sendall(bytes(100_000))
-            client.shutdown(socket.SHUT_WR)
-            reader.join()
-            other.close()
-            info = read_tcp_info("10.0.0.2", client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256))
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        other, _ = server.accept()
+        reader = threading.Thread(target=lambda: [None for _ in iter(lambda: other.recv(1 << 20), b"")])
+        reader.start()
+        for _ in range(50):
+            client.sendall(bytes(100_000))
+        client.shutdown(socket.SHUT_WR)
+        reader.join()
+        other.close()
+        info = read_tcp_info("10.0.0.2", client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256))
     assert info is not None and abs(info.acked_bytes - 5_000_000) <= 2
     assert 5_000_000 / 66_000 <= info.segments <= 5_000_000 / 500
     assert info.resent <= info.segments // 20  # a loaded machine may acknowledge late
@@ -150,19 +125,15 @@ def test_an_older_kernel_reports_fewer_fields() -> None:
 
 
 def test_connections_within_a_host_are_left_out_and_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen()
-        with socket.create_connection(server.getsockname()) as client:
-            peers = {link.peer for link in kernel_counters.tcp_links()[1]}
-            assert "127.0.0.1" not in peers
-            monkeypatch.setattr(kernel_counters, "_is_local", lambda local, peer: False)
-            own, links = kernel_counters.tcp_links()
-            assert "127.0.0.1" in own and "127.0.0.1" in {link.peer for link in links}
-            client.sendall(b"still open")
-            assert client.getblocking()
-            socket.setdefaulttimeout(5)
-            try:
-                assert kernel_counters.tcp_links() == ([], [])
-            finally:
-                socket.setdefaulttimeout(None)
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        assert "127.0.0.1" not in {link.peer for link in kernel_counters.tcp_links()[1]}
+        monkeypatch.setattr(kernel_counters, "_is_local", lambda local, peer: False)
+        own, links = kernel_counters.tcp_links()
+        assert "127.0.0.1" in own and "127.0.0.1" in {link.peer for link in links}
+        client.sendall(b"still open")
+        assert client.getblocking()
+        socket.setdefaulttimeout(5)
+        try:
+            assert kernel_counters.tcp_links() == ([], [])
+        finally:
+            socket.setdefaulttimeout(None)
