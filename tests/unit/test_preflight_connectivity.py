@@ -20,7 +20,7 @@ from allranks.nodes.network.links import NodeLinks, faulty_nodes, judge_links, s
 from allranks.nodes.preflight import link_tests, runner
 from allranks.nodes.probes import connectivity_probe
 from allranks.nodes.probes.probe import unused_port
-from allranks.nodes.records import ConnectionResults, NodeRequirements, Probe, UnreachedPort
+from allranks.nodes.records import NodeRequirements, Probe
 from allranks.nodes.slurm import srun as nodes
 from allranks.nodes.slurm.allocations import Allocation
 from allranks.nodes.staging.broadcast import StagingStep
@@ -29,6 +29,7 @@ from allranks.planning.planner import make_plan
 from allranks.planning.records import NodeAddress
 from allranks.spec.records import RunSpec
 from allranks.utils.machine import machine_facts
+from tests.unit.preflight_nodes import cut
 
 
 @pytest.mark.parametrize("size", [2, 8, 9, 64, 4096])
@@ -53,18 +54,7 @@ def hosts_of(nodes: int) -> list[str]:
 def bad_nodes(size: int, works: Callable[[str, str], bool], silent: str = "") -> dict[str, NodeLinks]:
     """The nodes that are not well, where links fail in one direction unless `works` allows them."""
     targets = sampled_links(hosts_of(size), "7")
-    answers = {
-        host: ConnectionResults(
-            host=host,
-            unreached=[
-                UnreachedPort(peer=peer, port=21000, why="timed out", address="10.0.0.1", tries=4)
-                for peer in peers
-                if not works(host, peer)
-            ],
-        )
-        for host, peers in targets.items()
-        if host != silent
-    }
+    answers = {h: cut(h, *(p for p in peers if not works(h, p))) for h, peers in targets.items() if h != silent}
     return {host: verdict for host, verdict in judge_links(targets, answers).items() if not verdict.ok}
 
 
@@ -79,7 +69,7 @@ def test_a_node_that_is_down_is_named_and_no_other(size: int) -> None:
 def test_a_node_that_nobody_can_connect_to_is_named_with_the_direction(size: int) -> None:
     (found,) = bad_nodes(size, lambda source, target: target != "n2").values()
     assert found.host == "n2" and found.reached == found.tried > 0 and found.reached_by == 0
-    assert found.failed[0].text() == f"{found.failed[0].source} -> n2 10.0.0.1:21000 timed out (4 of 4 attempts failed)"
+    assert found.failed[0].text() == f"{found.failed[0].source} -> n2 10.0.0.2:21001 timed out (4 of 4 attempts failed)"
 
 
 def test_one_link_is_told_from_one_node() -> None:
@@ -93,16 +83,11 @@ def test_several_bad_nodes_are_all_named_and_no_other() -> None:
     for size, bad in ((64, 5), (256, 20)):
         chosen = set(random.Random(3).sample(hosts_of(size), bad))
         assert set(bad_nodes(size, lambda source, target, c=chosen: not c & {source, target})) == chosen
-
-
-def test_two_halves_that_do_not_reach_each_other_do_not_pass() -> None:
     first = set(hosts_of(64)[:20])
-    assert set(bad_nodes(64, lambda source, target: not (source in first and target not in first))) & first
-
-
-def test_a_silent_node_says_nothing_about_the_others() -> None:
-    (found,) = bad_nodes(64, lambda source, target: target != "n9", silent="n9").values()
-    assert found.host == "n9" and not found.answered
+    halves = bad_nodes(64, lambda source, target: not (source in first and target not in first))
+    assert set(halves) & first, "two halves that do not reach each other do not pass"
+    (silent,) = bad_nodes(64, lambda source, target: target != "n9", silent="n9").values()
+    assert silent.host == "n9" and not silent.answered, "it says nothing about the others"
 
 
 def test_the_node_with_most_failures_is_blamed_first() -> None:
@@ -132,9 +117,8 @@ def test_all_nodes_that_srun_cannot_reach_are_left_out_at_once(srun: Path) -> No
         f"#!/bin/sh\ncat >/dev/null; echo >> {srun}\n[ $(wc -l < {srun}) = 1 ] || exit 0\n"
         f"for i in $(seq 1 100); do printf '{line}' $i >&2; done\n"
     )
-    answers, silent = runner._ask(
-        runner.TargetNodes(hosts=hosts), runner.NodeProgram(name="probe.py", python="true"), 10
-    )
+    probe = runner.NodeProgram(name="probe.py", python="true")
+    answers, silent = runner._ask(runner.TargetNodes(hosts=hosts), probe, 10)
     assert srun.read_text().count("\n") == 2 and answers.returncode == 0
     why = {report.host: report.checks[0].cure for report in silent}
     assert all("failed on node" in why[host] for host in hosts[:100]) and len(why) == 200
@@ -148,10 +132,8 @@ def test_the_connection_test_holds_10000_nodes(srun: Path) -> None:
     where = runner.TargetNodes(hosts=HOSTS, slurm_job="1", job_id="1")
     seats = {host: NodeAddress(interface="eth0", address=f"10.1.{n >> 8}.{n & 255}") for n, host in enumerate(HOSTS)}
     probes = [Probe(host=host, node_id=n, free_ports=[21000], unused_port=30000 + n) for n, host in enumerate(HOSTS)]
-    found, _ = runner._test_connectivity(
-        where, NodeRequirements(python=sys.executable), probes,
-        ChosenNetwork(network="10.1.0.0/16", seats=seats, reason=""),
-    )  # fmt: skip
+    network = ChosenNetwork(network="10.1.0.0/16", seats=seats, reason="")
+    found, _ = runner._test_connectivity(where, NodeRequirements(python=sys.executable), probes, network)
     assert found is not None and not any(verdict.answered for verdict in found.values())
     namespace: dict[str, str] = {"__name__": "sent"}
     exec(compile(srun.read_text(), "connectivity_probe.py", "exec"), namespace)  # noqa: S102 - our own program
@@ -172,32 +154,30 @@ def test_collectives_and_staging_hold_10000_nodes(srun: Path) -> None:
         step.answers(1)
 
 
-def test_host_lists_are_folded_as_slurm_does() -> None:
-    assert nodes.compress_hosts(["n1", "n2", "n3", "n5", "login"]) == "n[1-3,5],login"
-    assert nodes.compress_hosts(["gpu08", "gpu09", "gpu10"]) == "gpu[08-09],gpu10"
-    assert nodes.compress_hosts(["n9", "n10", "n11"]) == "n[9-11]"
-    assert nodes.compress_hosts(["r1n2", "r1n3", "r2n2"]) == "r1n[2-3],r2n2"
-    assert nodes.compress_hosts(["n1", "n1-ib", "n2-ib"]) == "n1,n1-ib,n2-ib", "Slurm folds no number inside a name"
-    assert nodes.compress_hosts(["n7"]) == "n7"
+@pytest.mark.parametrize(
+    ("hosts", "folded"),
+    [
+        ("n1 n2 n3 n5 login", "n[1-3,5],login"), ("gpu08 gpu09 gpu10", "gpu[08-09],gpu10"), ("n9 n10 n11", "n[9-11]"),
+        ("r1n2 r1n3 r2n2", "r1n[2-3],r2n2"), ("n1 n1-ib n2-ib", "n1,n1-ib,n2-ib"), ("n7", "n7"),
+    ],
+)  # fmt: skip
+def test_host_lists_are_folded_as_slurm_does(hosts: str, folded: str) -> None:
+    assert nodes.compress_hosts(hosts.split()) == folded
 
 
 def test_16_processes_reach_each_other() -> None:
     """Real sockets, each process on an address of its own."""
     hosts = hosts_of(16)
     seats = [[host, f"127.0.61.{n}", [21000, unused_port()]] for n, host in enumerate(hosts, 1)]
-    text = nodes.program_text(
-        "connectivity_probe.py", {"seats": connectivity_probe.encode_seats(seats), "seed": "7", "window_s": 60.0}
-    )
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-I", "-S", "-"], env={**os.environ, "SLURMD_NODENAME": host}, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, text=True,
-        )
-        for host in hosts
-    ]  # fmt: skip
-    for process in started:
+    request = {"seats": connectivity_probe.encode_seats(seats), "seed": "7", "window_s": 60.0}
+    program = [sys.executable, "-I", "-S", "-"]
+    started = []
+    for host in hosts:
+        env = {**os.environ, "SLURMD_NODENAME": host}
+        process = subprocess.Popen(program, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(process)
         assert process.stdin is not None
-        process.stdin.write(text)
+        process.stdin.write(nodes.program_text("connectivity_probe.py", request))
         process.stdin.close()
     answers = [json.loads(process.stdout.read()) for process in started if process.stdout]
     assert [process.wait(60) for process in started] == [0] * 16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ from allranks.nodes.doctor import DoctorOptions, doctor
 from allranks.nodes.preflight.request import check_paths
 from allranks.nodes.preflight.requirements import node_requirements
 from allranks.nodes.probes.probe import has_module, hub, is_cached
-from allranks.nodes.records import HubFacts, HubItem
+from allranks.nodes.records import HubFacts, HubItem, NodeRequirements
 from allranks.spec import parse_spec
 from tests.unit.preflight_nodes import REQUIRED, failures, node, survey
 
@@ -100,38 +101,34 @@ def test_the_users_pythonpath_counts_and_what_only_the_job_knows_is_unknown(tmp_
 def test_the_node_that_lacks_a_package_is_named_with_the_line(tmp_path: Path) -> None:
     required = replace(REQUIRED, program={"numpy": "own.py line 1", "einops": "own.py line 2"})
     nodes = [replace(node(n), program={"numpy": True, "einops": n != 2}) for n in (1, 2, 3)]
-    found = failures(survey(*nodes, required=required, program_here={"einops": True}))
-    assert list(found) == ["n2.program"] and found["n2.program"].found == "MISSING(einops)"
-    assert "einops (own.py line 2), which /env/bin/python on n2" in found["n2.program"].cure
-    assert found["n2.program"].stageable
-    assert not failures(survey(*nodes, required=required))["n2.program"].stageable, (
-        "the launcher's machine lacks it, too"
-    )
+    bad = failures(survey(*nodes, required=required, program_here={"einops": True}))
+    assert {key: check.found for key, check in bad.items()} == {"n2.program": "MISSING(einops)"}
+    assert "einops (own.py line 2), which /env/bin/python on n2" in bad["n2.program"].cure
+    not_here = failures(survey(*nodes, required=required))["n2.program"]
+    assert bad["n2.program"].stageable and not not_here.stageable, "the launcher's machine lacks it, too"
 
 
 def test_a_name_of_the_hub_is_looked_for_on_the_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (
-        "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "HF_ENDPOINT",
-    ):  # fmt: skip
+    proxies = [name for name in os.environ if name.lower() in ("https_proxy", "all_proxy")]
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_ENDPOINT", *proxies):
         monkeypatch.delenv(name, raising=False)
-    raw = {
-        "model": {"name": "org/m"},
-        "data": {"source": "org/d"},
-        "cluster": {"launcher": "slurm", "cache": str(tmp_path)},
-    }
-    required = ask_hub(parse_spec(raw), tmp_path, REQUIRED)
+    cluster = {"launcher": "slurm", "cache": str(tmp_path)}
+
+    def needed(model: str = "org/m", data: str = "org/d", **env: str) -> NodeRequirements:
+        raw = {"model": {"name": model}, "data": {"source": data}, "cluster": {**cluster, "env": env}}
+        return ask_hub(parse_spec(raw), tmp_path, REQUIRED)
+
+    required = needed()
     assert [(item.key, item.name, item.folders[0], item.here) for item in required.hub] == [
         ("model.name", "org/m", f"{tmp_path}/hub/models--org--m", False),
         ("data.source", "org/d", f"{tmp_path}/hub/datasets--org--d", False),
     ]
     assert required.hub_address == "huggingface.co:443"
     monkeypatch.setenv("HTTPS_PROXY", "proxy.site:3128")
-    assert ask_hub(parse_spec(raw), tmp_path, REQUIRED).hub_address == "proxy.site:3128"
-    raw["cluster"]["env"] = {"HF_HUB_OFFLINE": "1"}
-    offline = ask_hub(parse_spec(raw), tmp_path, REQUIRED)
+    assert needed().hub_address == "proxy.site:3128"
+    offline = needed(HF_HUB_OFFLINE="1")
     assert (offline.hub_offline, offline.hub_address) == ("HF_HUB_OFFLINE", "")
-    local = {**raw, "model": {"name": "tiny:mistral"}, "data": {"source": "builtin:news"}}
-    assert ask_hub(parse_spec(local), tmp_path, REQUIRED).hub == []
+    assert needed("tiny:mistral", "builtin:news").hub == []
 
 
 @pytest.mark.parametrize(
@@ -148,8 +145,7 @@ def test_a_name_of_the_hub_is_looked_for_on_the_nodes(tmp_path: Path, monkeypatc
 def test_what_a_node_says_of_the_hub(facts: HubFacts | None, offline: str, found: str) -> None:
     item = HubItem(key="model.name", name="org/m", folders=["/cache/hub/models--org--m"])
     required = replace(REQUIRED, hub=[item], hub_offline=offline, hub_address="" if offline else "huggingface.co:443")
-    report = survey(node(1), replace(node(2), hub=facts), required=required)
-    check = check_hub(report)["n2"]
+    check = check_hub(survey(node(1), node(2, hub=facts), required=required))["n2"]
     assert check.found == found and check.ok is not found.startswith("NOT")
     if not check.ok:
         assert ("HF_HUB_OFFLINE disables" if offline else "does not reach huggingface.co:443: timed out") in check.cure
@@ -158,10 +154,8 @@ def test_what_a_node_says_of_the_hub(facts: HubFacts | None, offline: str, found
 
 def test_doctor_and_run_say_the_same_of_a_program_on_this_machine(tmp_path: Path) -> None:
     write(tmp_path, own="import torch\nimport nosuch_package\n")
-    raw = {
-        "script": {"path": str(tmp_path / "own.py")}, "run_root": str(tmp_path / "runs"), "cluster": {"device": "cpu"},
-    }  # fmt: skip
-    spec = parse_spec({"name": "t", **raw})
+    raw = {"script": {"path": str(tmp_path / "own.py")}, "cluster": {"device": "cpu"}}
+    spec = parse_spec({"name": "t", "run_root": str(tmp_path / "runs"), **raw})
     launcher, options = get_launcher("local"), DoctorOptions(imports=False)
     nodes = launcher.nodes_to_examine(spec, wait_s=1, say=print)
     found = doctor(spec, options, nodes, print, facts=launcher.planning_facts(spec))
@@ -175,21 +169,20 @@ def test_doctor_and_run_say_the_same_of_a_program_on_this_machine(tmp_path: Path
 
 def test_modules_count_only_where_python_looks_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a path Python sees the program's folder, with a module the working directory."""
-    write(
-        tmp_path, project__init="", project__utils="", project__train="import utils\n",
-        tools__train="import project.utils\n",
-    )  # fmt: skip
+    write(tmp_path, project__init="", project__utils="", project__train="import utils\n")
+    write(tmp_path, tools__train="import project.utils\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
     monkeypatch.delenv("PYTHONPATH", raising=False)
     assert not has_module("project"), "the folder of the command is not the ranks'"
-    for script, name in (({"path": "tools/train.py"}, "project"), ({"module": "project.train"}, "utils")):
-        required = ask(parse_spec({"script": script, "cluster": {"launcher": "slurm"}}), tmp_path, REQUIRED)
-        assert required.program == {name: "train.py line 1"}, script
-    for script, path in (({"module": "tools.train"}, None), ({"path": "tools/train.py"}, str(tmp_path))):
-        env = {"PYTHONPATH": path} if path else {}
+    path = {"path": "tools/train.py"}
+    for script, pythonpath, name in (
+        (path, "", "project"), ({"module": "project.train"}, "", "utils"),
+        ({"module": "tools.train"}, "", None), (path, str(tmp_path), None),
+    ):  # fmt: skip
+        env = {"PYTHONPATH": pythonpath} if pythonpath else {}
         raw = {"script": script, "cluster": {"launcher": "slurm", "env": env}}
-        assert ask(parse_spec(raw), tmp_path, REQUIRED).program == {}
+        assert ask(parse_spec(raw), tmp_path, REQUIRED).program == ({name: "train.py line 1"} if name else {}), script
 
 
 @pytest.mark.parametrize(
@@ -203,10 +196,9 @@ def test_modules_count_only_where_python_looks_for_them(tmp_path: Path, monkeypa
 def test_a_program_that_cannot_be_executed_is_refused_with_its_line(
     tmp_path: Path, text: str, says: str | None
 ) -> None:
-    path = write(tmp_path, pkg__init="", own="").parent / "pkg" / "train.py"
+    path = tmp_path / "train.py"
     path.write_text(text)
-    check = lambda script: source_problem(parse_spec({"script": script}).script, path)  # noqa: E731
-    problem = check({"path": str(path)})
+    problem = source_problem(parse_spec({"script": {"path": str(path)}}).script, path)
     assert problem is None if says is None else problem and f"script.path {path}: {says}" in problem
 
 
@@ -226,9 +218,7 @@ def test_an_interrupted_download_is_not_in_the_cache(tmp_path: Path) -> None:
     assert asked["reached"] is False and "refused" in asked["error"]
 
 
-def test_what_is_missing_here_counts_unless_only_the_nodes_may_see_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_missing_here_counts_unless_nodes_may_see_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = tmp_path / "shared"
     (shared / "env" / "bin").mkdir(parents=True)
     (shared / "env" / "bin" / "activate").touch()
@@ -238,9 +228,8 @@ def test_what_is_missing_here_counts_unless_only_the_nodes_may_see_it(
     (tmp_path / "tmp").mkdir()
 
     def check(path: str = "own.py", **cluster: object) -> None:
-        check_paths(
-            parse_spec({"script": {"path": path}, "run_root": "runs", "cluster": {"launcher": "slurm", **cluster}})
-        )
+        raw = {"script": {"path": path}, "run_root": "runs", "cluster": {"launcher": "slurm", **cluster}}
+        check_paths(parse_spec(raw))
 
     check()
     check(python=str(shared / "env"), slurm={"chdir": str(shared)})
