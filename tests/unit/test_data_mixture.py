@@ -17,7 +17,7 @@ from allranks.nodes.preflight.request import check_request, check_rows
 from allranks.nodes.staging.manifests import NodeStage, for_node
 from allranks.nodes.staging.sources import requested_parts
 from allranks.spec import parse_spec, spec_to_yaml
-from allranks.spec.data_rows import ReadExamples, read_examples
+from allranks.spec.data_rows import read_examples
 from allranks.spec.data_sources import apportion, parts_of
 from allranks.train.data.prepared import PreparedData, prepare
 from tests.conftest import tiny_spec
@@ -33,14 +33,10 @@ def mixed(folder: Path, sources: list[dict[str, Any]], **data: Any) -> Spec:
         (folder / f"{name}.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
     spec = tiny_spec("", folder)
     named = [
-        {**one, "source": str(folder / one["source"]) if "." in one["source"] else one["source"]} for one in sources
+        {**one, "source": one["source"] if ":" in one["source"] else f"{folder}/{one['source']}"} for one in sources
     ]
     spec["data"] = {"sources": named, "max_length": 64, "eval_fraction": 0.1, **data}
     return spec
-
-
-def read(spec: Spec) -> ReadExamples:
-    return read_examples(parse_spec(spec), classifier=False)
 
 
 def prepared(spec: Spec) -> PreparedData:
@@ -51,7 +47,7 @@ BOTH = [{"source": "a.jsonl", "weight": 1}, {"source": "b.jsonl", "weight": 1}]
 
 
 def test_shares_of_an_epoch_follow_the_weights(tmp_path: Path) -> None:
-    found = read(mixed(tmp_path, BOTH))
+    found = read_examples(parse_spec(mixed(tmp_path, BOTH)), classifier=False)
     assert [(one.rows, one.rows_held_out, one.rows_train) for one in found.sources] == [(60, 6, 32), (10, 1, 31)]
     assert len(found.train) == 63, "as many rows as all sources have for training"
     counts = Counter((Path(example.source).name, example.row) for example in found.train)
@@ -61,7 +57,8 @@ def test_shares_of_an_epoch_follow_the_weights(tmp_path: Path) -> None:
     trained = {str((example.messages, example.turns)) for example in found.train}
     assert not any(str((example.messages, example.turns)) in trained for example in found.held_out)
     assert len(found.held_out) == 7
-    three_to_one = read(mixed(tmp_path, [{**BOTH[0], "weight": 3}, BOTH[1]], subset=40))
+    three = mixed(tmp_path, [{**BOTH[0], "weight": 3}, BOTH[1]], subset=40)
+    three_to_one = read_examples(parse_spec(three), classifier=False)
     assert [one.rows_train for one in three_to_one.sources] == [30, 10]
 
 
@@ -87,7 +84,7 @@ def test_facts_name_the_sources_and_repeated_rows_are_not_duplicates(tmp_path: P
 
 def test_a_source_has_its_own_template_and_columns(tmp_path: Path) -> None:
     spec = mixed(tmp_path, [BOTH[0], {**BOTH[1], "template": "text", "columns": {"text": ["prompt", "response"]}}])
-    found = read(spec)
+    found = read_examples(parse_spec(spec), classifier=False)
     assert {e.turns[0] for e in found.train if e.source.endswith("b.jsonl")} >= {("b 1\nreply 1", True)}
     assert parse_spec(json.loads(json.dumps(spec))) == parse_spec(spec)
     assert "sources:" in spec_to_yaml(parse_spec(spec))
@@ -129,12 +126,12 @@ def test_each_file_is_staged_and_its_copy_is_used(tmp_path: Path) -> None:
     spec = parse_spec(mixed(tmp_path, BOTH))
     parts = {part.name: part.find()[0] for part in requested_parts(spec)}
     assert [name for name in parts if name.startswith("data")] == ["data-1", "data-2"]
+    staged_as = {key: f"/s/{n}/{path}" for n, part in parts.items() for key, path in (part.override or {}).items()}
     stage = NodeStage(
-        node="n", folder="/s", python="python", python_path=[], parts=[], variables=[],
-        overrides={
-            key: f"/s/{name}/{path}" for name, part in parts.items() for key, path in (part.override or {}).items()
-        },
-    )  # fmt: skip
+        node="n", folder="/s", python="python", python_path=[], parts=[], variables=[], overrides=staged_as
+    )
     staged = for_node(spec, stage)
-    assert staged.data is not None
-    assert [part.source for part in parts_of(staged.data)] == ["/s/data-1/a.jsonl", "/s/data-2/b.jsonl"]
+    assert staged.data is not None and [part.source for part in parts_of(staged.data)] == [
+        "/s/data-1/a.jsonl",
+        "/s/data-2/b.jsonl",
+    ]

@@ -50,9 +50,8 @@ def _no_filters(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_rank_has_its_own_gpu_and_too_few_are_refused_under_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [gpu_of(rank, 4, 8, "nccl") for rank in range(4)] == [0, 1, 2, 3]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # --gpus-per-task=1
-    with pytest.raises(
-        EnvironmentNotAble, match=r"8 ranks of this node see 1 GPU \(CUDA_VISIBLE_DEVICES=0\).*gpus_per_node: 8"
-    ):
+    few = r"8 ranks of this node see 1 GPU \(CUDA_VISIBLE_DEVICES=0\).*gpus_per_node: 8"
+    with pytest.raises(EnvironmentNotAble, match=few):
         gpu_of(3, 8, 1, "nccl")
     with pytest.raises(EnvironmentNotAble, match="see 4 GPUs"):
         gpu_of(5, 8, 4, "nccl")
@@ -62,29 +61,24 @@ def test_each_rank_has_its_own_gpu_and_too_few_are_refused_under_nccl(monkeypatc
 def test_a_cpu_build_and_a_hidden_gpu_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "torch 2.13.0+cpu is a build for CPUs" in why_no_gpu("2.13.0+cpu", None, None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert "built for CUDA 13.0 (NVIDIA), finds none" in why_no_gpu("2.13.0", "13.0", None)
-    assert "(CUDA_VISIBLE_DEVICES=)" in why_no_gpu("2.13.0", "13.0", None)
+    hidden = why_no_gpu("2.13.0", "13.0", None)
+    assert "built for CUDA 13.0 (NVIDIA), finds none" in hidden and "(CUDA_VISIBLE_DEVICES=)" in hidden
     assert "ROCm 6.4 (AMD)" in why_no_gpu("2.13.0+rocm6.4", None, "6.4")
 
 
-def test_ranks_on_mig_have_an_instance_each_or_are_refused() -> None:
-    places = []
-    for rank in range(2):
+def test_ranks_on_mig_have_an_instance_each_or_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank, name in enumerate(("MIG-aa", "MIG-bb")):
         own = {"CUDA_VISIBLE_DEVICES": "MIG-aa,MIG-bb"}
         assert narrow_to_own_mig(rank, own) == 2
-        places.append((own["CUDA_VISIBLE_DEVICES"], gpu_of(rank, 2, 1, "gloo", 2)))
-    assert places == [("MIG-aa", 0), ("MIG-bb", 0)]
+        assert (own["CUDA_VISIBLE_DEVICES"], gpu_of(rank, 2, 1, "gloo", 2)) == (name, 0)
     whole = {"CUDA_VISIBLE_DEVICES": "0,1"}
     assert narrow_to_own_mig(1, whole) == 0 and whole == {"CUDA_VISIBLE_DEVICES": "0,1"}
     with pytest.raises(EnvironmentNotAble, match="2 MIG instances, and NCCL refuses"):
         gpu_of(1, 2, 1, "nccl", 2)
-    os.environ[MULTI_RANK_GPU] = "1"
-    try:
-        assert gpu_of(1, 2, 1, "nccl", 2) == 0
-        with pytest.raises(EnvironmentNotAble):
-            gpu_of(1, 2, 1, "nccl", 1)  # both would use one instance
-    finally:
-        del os.environ[MULTI_RANK_GPU]
+    monkeypatch.setenv(MULTI_RANK_GPU, "1")
+    assert gpu_of(1, 2, 1, "nccl", 2) == 0
+    with pytest.raises(EnvironmentNotAble):
+        gpu_of(1, 2, 1, "nccl", 1)  # both would use one instance
 
 
 def test_mig_instances_take_the_place_of_their_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,43 +98,35 @@ def test_mig_instances_take_the_place_of_their_gpu(tmp_path: Path, monkeypatch: 
 
 
 @pytest.fixture
-def amd(tmp_path: Path) -> tuple[Path, Path]:
+def amd(tmp_path: Path) -> tuple[str, str]:
     """The kernel's list of a node with a CPU and three GPUs, of which one may not be opened."""
     nodes, devices = tmp_path / "nodes", tmp_path / "dri"
-    devices.mkdir()
-    for place, properties in enumerate(
-        [
-            "cpu_cores_count 96\nsimd_count 0\ndrm_render_minor 0",
-            *(
-                f"simd_count 1216\ngfx_target_version 90402\ndrm_render_minor {128 + i}\nunique_id {i + 1}"
-                for i in range(3)
-            ),
-        ]
-    ):
+    gpu = "simd_count 1216\ngfx_target_version 90402\ndrm_render_minor {}\nunique_id {}"
+    gpus = [gpu.format(128 + i, i + 1) for i in range(3)]
+    for place, properties in enumerate(["cpu_cores_count 96\nsimd_count 0\ndrm_render_minor 0", *gpus]):
         (nodes / str(place) / "mem_banks" / "0").mkdir(parents=True)
         (nodes / str(place) / "properties").write_text(properties)
         (nodes / str(place) / "mem_banks" / "0" / "properties").write_text("heap_type 1\nsize_in_bytes 206141652992\n")
+    devices.mkdir()
     for minor in (128, 130):
         (devices / f"renderD{minor}").touch()
-    return nodes, devices
+    return str(nodes), str(devices)
 
 
-def test_amd_gpus_are_seen_with_their_memory_and_filters(
-    amd: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert amd_gpus(*amd) == [Gpu(index=i, name="AMD gfx942", memory_bytes=206141652992) for i in range(2)]
-    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "1")
-    assert len(amd_gpus(*amd)) == 1
-    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")  # numbers what the other leaves
-    assert amd_gpus(*amd) == []
-    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "GPU-0000000000000003")
-    assert len(amd_gpus(*amd)) == 1
-    monkeypatch.delenv("ROCR_VISIBLE_DEVICES")
-    monkeypatch.delenv("HIP_VISIBLE_DEVICES")
-    nodes, devices = map(str, amd)
-    assert [(g["index"], g["name"], g["memory_mb"]) for g in probe.amd(nodes, devices)] == [
-        (str(i), gpu.name, str(gpu.memory_bytes >> 20)) for i, gpu in enumerate(amd_gpus(*amd))
+def test_amd_gpus_are_seen_with_their_memory_and_filters(amd: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, devices = map(Path, amd)
+    gpus = amd_gpus(nodes, devices)
+    assert gpus == [Gpu(index=i, name="AMD gfx942", memory_bytes=206141652992) for i in range(2)]
+    assert [(g["index"], g["name"], g["memory_mb"]) for g in probe.amd(*amd)] == [
+        (str(i), gpu.name, str(gpu.memory_bytes >> 20)) for i, gpu in enumerate(gpus)
     ]
+    for name, value, count in (
+        ("ROCR_VISIBLE_DEVICES", "1", 1),
+        ("HIP_VISIBLE_DEVICES", "1", 0),  # numbers what the other leaves
+        ("HIP_VISIBLE_DEVICES", "GPU-0000000000000003", 1),
+    ):
+        monkeypatch.setenv(name, value)
+        assert len(amd_gpus(nodes, devices)) == count
 
 
 @pytest.mark.parametrize(
@@ -183,31 +169,27 @@ def test_a_rank_is_bound_to_the_cores_beside_its_gpu(tmp_path: Path) -> None:
 
 def test_a_training_on_gpus_sets_its_allocator_and_binding_with_reasons() -> None:
     raw = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}}
-    here = facts(gpus=2)
-    decided = {item.name: item for item in make_plan(parse_spec(raw), here).environment}
-    assert decided["PYTORCH_ALLOC_CONF"].value == "expandable_segments:True"
-    assert decided[NUMA_BINDING].value == "1"
-    own = parse_spec(raw, ["cluster.env.PYTORCH_CUDA_ALLOC_CONF='max_split_size_mb:64'"])  # the older name
-    assert "PYTORCH_ALLOC_CONF" not in {item.name for item in make_plan(own, here).environment}
-    off = parse_spec(raw, [f"cluster.env.{NUMA_BINDING}='0'"])
-    assert {i.name: i.value for i in make_plan(off, here).environment}[NUMA_BINDING] == "0"
-    for other in (make_plan(parse_spec(raw), facts()), make_plan(parse_spec({"script": {"path": "x.py"}}), here)):
-        assert "PYTORCH_ALLOC_CONF" not in {item.name for item in other.environment}
+
+    def decided(spec: dict[str, Any] = raw, *sets: str, gpus: int = 2) -> dict[str, str | None]:
+        return {item.name: item.value for item in make_plan(parse_spec(spec, sets), facts(gpus=gpus)).environment}
+
+    assert decided()["PYTORCH_ALLOC_CONF"] == "expandable_segments:True" and decided()[NUMA_BINDING] == "1"
+    older = "cluster.env.PYTORCH_CUDA_ALLOC_CONF='max_split_size_mb:64'"
+    assert decided(raw, f"cluster.env.{NUMA_BINDING}='0'")[NUMA_BINDING] == "0"
+    for other in (decided(raw, older), decided(gpus=0), decided({"script": {"path": "x.py"}})):
+        assert "PYTORCH_ALLOC_CONF" not in other
 
 
 def test_the_thread_that_writes_a_checkpoint_has_its_ranks_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[str, torch.device]] = []
-    monkeypatch.setattr(torch.cuda, "set_device", lambda d: seen.append((threading.current_thread().name, d)))
+    seen: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda d: seen.extend([threading.current_thread().name, str(d)]))
     saver = Saver.__new__(Saver)
     saver.world = dataclasses.replace(SINGLE_PROCESS, device=torch.device("cuda", 3))
     saver._together = SimpleNamespace(meet=lambda what: None)  # type: ignore[assignment]
-    monkeypatch.setattr(Saver, "_write", lambda self, *a: seen.append(("written", torch.device("cpu"))))
-    monkeypatch.setattr(Saver, "_complete", lambda self, *a: seen.append(("published", torch.device("cpu"))))
-    thread = threading.Thread(
-        target=saver._save_in_background, args=(SimpleNamespace(step=1), None, 0.0), name="checkpoint"
-    )
+    monkeypatch.setattr(Saver, "_write", lambda self, *a: seen.append("written"))
+    monkeypatch.setattr(Saver, "_complete", lambda self, *a: seen.append("published"))
+    args = (SimpleNamespace(step=1), None, 0.0)
+    thread = threading.Thread(target=saver._save_in_background, args=args, name="checkpoint")
     thread.start()
     thread.join()
-    assert [what for what, _ in seen] == ["checkpoint", "written", "published"] and seen[0][1] == torch.device(
-        "cuda", 3
-    )
+    assert seen == ["checkpoint", "cuda:3", "written", "published"]
