@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import msgspec
 import pytest
 
 from allranks.nodes.network.facts import facts_of_nodes
@@ -15,9 +16,10 @@ from allranks.nodes.preflight.link_tests import (
     compare_with_hardware,
     hardware_limit,
     slow_node,
+    slow_pair_summary,
     slow_pairs,
 )
-from allranks.nodes.probes.links_probe import Pair, rounds_of, tournament
+from allranks.nodes.probes.links_probe import rounds_of, tournament
 from allranks.nodes.records import Interface, Probe
 from allranks.planning.network_policy import ExpectedNetwork, NetworkPolicy, NodeNetworkPolicy
 from allranks.planning.records import RdmaPort
@@ -53,21 +55,37 @@ def test_rounds_between_nodes_use_each_node_once() -> None:
     assert len(within) == nodes * math.comb(procs, 2)
 
 
-def times_of(pairs: list[Pair], slow: set[int]) -> list[RankPair]:
-    return [
-        RankPair(
-            a=a, b=b, copy_s=0.1 if {a, b} & slow else 0.001, latency_s=1e-4, all_reduce_s=0.002, host_a=f"n{a}",
-            host_b=f"n{b}",
-        )
-        for a, b in pairs
-    ]  # fmt: skip
+def pair(a: int, b: int, seconds: float) -> RankPair:
+    """Two nodes, one rank each."""
+    hosts = {"host_a": f"n{a}", "host_b": f"n{b}"}
+    return RankPair(a=a, b=b, copy_s=seconds, latency_s=1e-4, all_reduce_s=2 * seconds, **hosts)
+
+
+def test_the_slow_pair_and_the_slow_node_are_named() -> None:
+    alike = [pair(1, 2, 0.010), pair(1, 3, 0.011), pair(2, 3, 0.012)]
+    assert slow_pairs(alike) == [] and slow_pair_summary(alike) == "no pair is slower than the others"
+    node = [pair(1, 2, 0.3), pair(1, 3, 0.011), pair(2, 3, 0.4)]
+    assert slow_node(node, slow_pairs(node)) == "n2"
+    assert slow_pair_summary(node).startswith("n2 is slow to all other nodes")
+    one = [*alike[:2], pair(2, 3, 0.2)]
+    assert slow_node(one, slow_pairs(one)) is None and "this pair is slow: n2:2 - n3:3" in slow_pair_summary(one)
+    some = [*alike, pair(1, 4, 0.3), pair(2, 4, 0.2), pair(3, 4, 0.01)]
+    assert slow_node(some, slow_pairs(some)) is None, "n4 is well with n3"
+    assert slow_pairs([pair(1, 2, 1.0)]) == []
+    two = [
+        msgspec.structs.replace(p, host_a=f"n{p.a // 2}", host_b=f"n{p.b // 2}")
+        for p in (pair(0, 1, 0.001), pair(2, 3, 0.001))
+    ]
+    two += [msgspec.structs.replace(pair(a, b, 0.01), host_a="n0", host_b="n1") for a in (0, 1) for b in (2, 3)]
+    assert slow_pairs(two) == [], "between nodes it is slower than within one"
 
 
 @pytest.mark.parametrize("nodes", [16, 101])
 def test_a_logarithmic_number_of_rounds_names_the_slow_node(nodes: int) -> None:
     rounds = rounds_of(nodes, 1)
+    first = [ranks for pairs in rounds[: math.ceil(math.log2(nodes))] for ranks in pairs]
     for slow in range(nodes):
-        measured = times_of([pair for pairs in rounds[: math.ceil(math.log2(nodes))] for pair in pairs], {slow})
+        measured = [pair(a, b, 0.1 if slow in (a, b) else 0.001) for a, b in first]
         assert slow_node(measured, slow_pairs(measured)) == f"n{slow}"
 
 
@@ -86,40 +104,30 @@ def gpu_node(n: int, name: str = "NVIDIA H100 80GB HBM3", topology: str = TOPOLO
     )  # fmt: skip
 
 
-def limit_of(*probes: Probe, procs: int = 2, transport: str = "InfiniBand") -> HardwareLimit | None:
-    policy = NetworkPolicy(
-        nodes=[
-            NodeNetworkPolicy(host=p.host, environment=[], expected=ExpectedNetwork(transport=transport))
-            for p in probes
-        ]
-    )
-    return hardware_limit(probes, facts_of_nodes(probes, None), policy, procs)
-
-
-def test_the_slowest_link_of_the_ring_is_the_limit() -> None:
-    one = limit_of(gpu_node(1))
-    assert one is not None and one.bytes_per_s == 450e9 and "18 links of NVLink 4" in one.what
-    both = limit_of(gpu_node(1), gpu_node(2))
-    assert both is not None and both.bytes_per_s == 50e9 and "mlx5_0:1 400 Gbit/s" in both.what
-    slower = limit_of(gpu_node(1), gpu_node(2, gbit=100.0))
-    assert slower is not None and slower.bytes_per_s == 12.5e9 and "n2" in slower.what
-    assert limit_of(gpu_node(1, name="NVIDIA B200")) == HardwareLimit(
-        bytes_per_s=900e9, what="18 links of NVLink 5 with 50 GB/s on n1"
-    )
+def limit_of(*probes: Probe, transport: str = "InfiniBand") -> HardwareLimit | None:
+    expected = ExpectedNetwork(transport=transport)
+    nodes = [NodeNetworkPolicy(host=p.host, environment=[], expected=expected) for p in probes]
+    return hardware_limit(probes, facts_of_nodes(probes, None), NetworkPolicy(nodes=nodes), 2)
 
 
 @pytest.mark.parametrize(
-    "probe",
+    ("nodes", "gbytes_per_s", "words"),
     [
-        gpu_node(1, topology=TOPOLOGY.replace("NV18", "PHB")),
-        gpu_node(1, name="NVIDIA L40S"),
-        gpu_node(1, topology=""),
-        gpu_node(1, name="NVIDIA H100 80GB HBM3").__class__(host="n1"),
+        ([gpu_node(1)], 450, "18 links of NVLink 4"), ([gpu_node(1), gpu_node(2)], 50, "mlx5_0:1 400 Gbit/s"),
+        ([gpu_node(1), gpu_node(2, gbit=100.0)], 12.5, "n2"),
+        ([gpu_node(1, name="NVIDIA B200")], 900, "18 links of NVLink 5 with 50 GB/s on n1"),
     ],
-    ids=["PCIe", "no NVLink", "no topology", "no GPU"],
-)
-def test_an_unknown_link_gives_no_limit(probe: Probe) -> None:
-    assert limit_of(probe) is None and limit_of(gpu_node(1), gpu_node(2, gbit=0.0)) is None
+)  # fmt: skip
+def test_the_slowest_link_of_the_ring_is_the_limit(nodes: list[Probe], gbytes_per_s: float, words: str) -> None:
+    limit = limit_of(*nodes)
+    assert limit is not None and limit.bytes_per_s == gbytes_per_s * 1e9 and words in limit.what
+
+
+def test_an_unknown_link_gives_no_limit() -> None:
+    pcie, no_nvlink = gpu_node(1, topology=TOPOLOGY.replace("NV18", "PHB")), gpu_node(1, name="NVIDIA L40S")
+    for probe in (pcie, no_nvlink, gpu_node(1, topology=""), Probe(host="n1")):
+        assert limit_of(probe) is None, probe
+    assert limit_of(gpu_node(1), gpu_node(2, gbit=0.0)) is None
     assert limit_of(gpu_node(1), gpu_node(2), transport="Socket") is None  # the network was not chosen
 
 

@@ -1,5 +1,4 @@
-"""Mistakes in data files and data sections that would train on something else than the user means: refused, or counted
-and told."""
+"""Mistakes in data files and data sections that would train on something else than the user means."""
 
 from __future__ import annotations
 
@@ -33,9 +32,7 @@ def facts_of(folder: Path, name: str, content: str | bytes, data: dict[str, Any]
     spec = parse_spec(tiny_spec(path, folder, **{**sections, "data": data}))
     check_request(spec)
     make_plan(spec, MACHINE)
-    return prepare(
-        spec, folder / "cache", classifier="bert" in (spec.model.name if spec.model else ""), log=print
-    ).facts
+    return prepare(spec, folder / "cache", classifier=False, log=print).facts
 
 
 CHATS: list[dict[str, Any]] = [
@@ -87,15 +84,13 @@ def test_a_parquet_column_that_occurs_twice_is_refused_before_the_launch(tmp_pat
         check_request(parse_spec(tiny_spec(tmp_path / "a.parquet", tmp_path)))
 
 
-@pytest.mark.parametrize(
-    "text", ["{{ instruction }} {{ output }}", "{% block prompt %}{{ instruction }}{% endblock %}{{ output }}"]
-)
-def test_a_template_without_a_response_is_refused_unless_all_is_to_be_trained(tmp_path: Path, text: str) -> None:
-    (tmp_path / "t.jinja").write_text(text)
+def test_a_template_without_a_response_is_refused_unless_all_is_to_be_trained(tmp_path: Path) -> None:
     data = {"template": str(tmp_path / "t.jinja")}
-    with pytest.raises(DataError, match=r"no block named response.*data.mask_prompt: false"):
-        facts_of(tmp_path, "a.jsonl", lines(GOOD), data)
-    assert facts_of(tmp_path, "a.jsonl", lines(GOOD), {**data, "mask_prompt": False}).rows_train == 32
+    for prompt in ("{{ instruction }} ", "{% block prompt %}{{ instruction }}{% endblock %}"):
+        (tmp_path / "t.jinja").write_text(prompt + "{{ output }}")
+        with pytest.raises(DataError, match=r"no block named response.*data.mask_prompt: false"):
+            facts_of(tmp_path, "a.jsonl", lines(GOOD), data)
+        assert facts_of(tmp_path, "a.jsonl", lines(GOOD), {**data, "mask_prompt": False}).rows_train == 32
 
 
 @pytest.mark.parametrize("value", [None, "", "  ", float("nan")])
@@ -109,25 +104,17 @@ def test_rows_without_a_response_are_left_out_and_told_with_their_numbers(tmp_pa
 def test_empty_texts_and_replies_are_left_out(tmp_path: Path) -> None:
     texts = lines([{"text": "some words here"}] * 30 + [{"text": ""}, {"text": None}])
     assert facts_of(tmp_path, "a.jsonl", texts, {}).rows_empty == 2
-    chat = [
-        {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": c}]}
-        for c in ["yes"] * 30 + [""]
-    ]
-    assert facts_of(tmp_path, "b.jsonl", lines(chat), {}).rows_empty == 1
+    empty = {"messages": [CHATS[0]["messages"][0], {"role": "assistant", "content": ""}]}
+    assert facts_of(tmp_path, "b.jsonl", lines([*CHATS, empty]), {}).rows_empty == 1
 
 
 def test_many_rows_cut_or_lost_are_told(tmp_path: Path) -> None:
-    rows = [
-        {"instruction": "long " * 100 if i % 4 == 0 else "a", "output": "b " * (100 if i % 4 == 1 else 1)}
-        for i in range(80)
-    ]
+    four = [("long " * 100, "b "), ("a", "b " * 100), ("a", "b "), ("a", "b ")]
+    rows = [{"instruction": prompt, "output": reply} for prompt, reply in four * 20]
     facts = facts_of(tmp_path, "a.jsonl", lines(rows), {"max_length": 48, "eval_fraction": 0.3})
     said = " ".join(facts.warnings)
-    for words in (
-        "training rows are longer than data.max_length 48", "left out: their prompt alone", "held-out rows are longer",
-        "are not scored",
-    ):  # fmt: skip
-        assert words in said, facts.warnings
+    assert "training rows are longer than data.max_length 48" in said and "left out: their prompt alone" in said
+    assert "held-out rows are longer" in said and "are not scored" in said
     assert facts_of(tmp_path, "b.jsonl", lines(GOOD), {"max_length": 64}).warnings == []
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from allranks.nodes.preflight.link_tests import RankPair, slow_node, slow_pair_summary, slow_pairs
 from allranks.nodes.preflight.requirements import node_requirements, write_nonces
 from allranks.nodes.preflight.runner import TargetNodes, run_preflight
 from allranks.nodes.probes import connectivity_probe, probe
@@ -28,7 +27,6 @@ from allranks.spec.records import DataSpec, RunSpec
 from allranks.utils.machine import machine_facts
 
 PREFLIGHT = Path(probe.__file__).parent
-replace = msgspec.structs.replace
 
 
 def ask(request: dict, **env: str) -> dict:
@@ -272,28 +270,6 @@ def test_a_listener_that_never_answers_is_not_reached_and_holds_nobody_up() -> N
 def test_an_address_that_somebody_else_answers_is_not_reached() -> None:
     found = meet(17, 17, ports={17: probe.unused_port()}, absent=1)
     assert "answered by n1" in found[0]["unreached"][0]["why"]
-
-
-def pair(a: int, b: int, seconds: float) -> RankPair:
-    """Two nodes, one rank each."""
-    hosts = {"host_a": f"n{a}", "host_b": f"n{b}"}
-    return RankPair(a=a, b=b, copy_s=seconds, latency_s=1e-4, all_reduce_s=2 * seconds, **hosts)
-
-
-def test_the_slow_pair_and_the_slow_node_are_named() -> None:
-    alike = [pair(1, 2, 0.010), pair(1, 3, 0.011), pair(2, 3, 0.012)]
-    assert slow_pairs(alike) == [] and slow_pair_summary(alike) == "no pair is slower than the others"
-    node = [pair(1, 2, 0.3), pair(1, 3, 0.011), pair(2, 3, 0.4)]
-    assert slow_node(node, slow_pairs(node)) == "n2"
-    assert slow_pair_summary(node).startswith("n2 is slow to all other nodes")
-    one = [*alike[:2], pair(2, 3, 0.2)]
-    assert slow_node(one, slow_pairs(one)) is None and "this pair is slow: n2:2 - n3:3" in slow_pair_summary(one)
-    some = [*alike, pair(1, 4, 0.3), pair(2, 4, 0.2), pair(3, 4, 0.01)]
-    assert slow_node(some, slow_pairs(some)) is None, "n4 is well with n3"
-    assert slow_pairs([pair(1, 2, 1.0)]) == []
-    two = [replace(p, host_a=f"n{p.a // 2}", host_b=f"n{p.b // 2}") for p in (pair(0, 1, 0.001), pair(2, 3, 0.001))]
-    two += [replace(pair(a, b, 0.01), host_a="n0", host_b="n1") for a in (0, 1) for b in (2, 3)]
-    assert slow_pairs(two) == [], "between nodes it is slower than within one"
 
 
 def test_gpus_as_the_driver_lists_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

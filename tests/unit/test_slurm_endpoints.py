@@ -34,9 +34,8 @@ def publish(root: Path, name: str = "box", **changes: Any) -> Path:
         "start_ticks": endpoints.start_ticks(os.getpid()), "enter": ["/usr/bin/nsenter", "--target=1"],
         "inside": "/nowhere", "environment": {"SLURM_CONF": "/x y/slurm.conf"},
     }  # fmt: skip
-    folder = root / name
-    folder.mkdir(parents=True)
-    path = folder / endpoints.CLIENT_FILE
+    path = root / name / endpoints.CLIENT_FILE
+    path.parent.mkdir(parents=True)
     path.write_text(json.dumps(record | changes))
     path.chmod(0o600)
     return path
@@ -47,8 +46,9 @@ def test_a_cluster_whose_login_side_lives_is_found(root: Path) -> None:
     publish(root)
     found = find_endpoint()
     assert found is not None and found.name == "box" and found.is_alive()
-    assert found.command_prefix("/a b")[:2] == ["/usr/bin/nsenter", "--target=1"]
-    assert found.command_prefix("/a b")[3:] == ["--chdir=/a b", "SLURM_CONF=/x y/slurm.conf"]
+    command = found.command_prefix("/a b")
+    assert command[:2] == ["/usr/bin/nsenter", "--target=1"]
+    assert command[3:] == ["--chdir=/a b", "SLURM_CONF=/x y/slurm.conf"]
 
 
 def test_inside_the_cluster_it_is_not_entered_again(root: Path) -> None:
@@ -84,23 +84,18 @@ def test_a_login_side_that_ended_is_no_cluster(root: Path) -> None:
 def test_a_process_name_with_brackets_and_blanks_does_not_hide_its_start(tmp_path: Path) -> None:
     odd = tmp_path / "a) b (c"
     odd.symlink_to("/bin/sleep")
-    child = subprocess.Popen([str(odd), "60"])
-    try:
-        mine = endpoints.start_ticks(os.getpid())
-        started = endpoints.start_ticks(child.pid)
-        assert mine is not None and started is not None and started >= mine
-    finally:
+    with subprocess.Popen([str(odd), "60"]) as child:
+        mine, started = endpoints.start_ticks(os.getpid()), endpoints.start_ticks(child.pid)
         child.kill()
-        child.wait(timeout=10)
+    assert mine is not None and started is not None and started >= mine
 
 
 def test_half_a_file_a_pipe_and_a_huge_file_are_no_cluster(root: Path) -> None:
     path = publish(root)
     whole = path.read_text()
-    path.write_text(whole[: len(whole) // 2])
-    assert find_endpoint() is None
-    path.write_text(" " * endpoints.MAX_BYTES + whole)
-    assert find_endpoint() is None
+    for text in (whole[: len(whole) // 2], " " * endpoints.MAX_BYTES + whole):
+        path.write_text(text)
+        assert find_endpoint() is None
     path.unlink()
     os.mkfifo(path)
     assert find_endpoint() is None
@@ -134,10 +129,9 @@ def test_of_several_clusters_one_must_be_meant(root: Path, monkeypatch: pytest.M
     with pytest.raises(RequestError, match=r"a, b.*ALLRANKS_BOX"):
         find_endpoint()
     assert name("b") == "b"
-    monkeypatch.setenv(endpoints.NAME_VARIABLE, "a")
-    assert name() == "a"
-    monkeypatch.setenv(endpoints.NAME_VARIABLE, "../state/a")
-    assert name() is None, "no path is made of the name"
+    for variable, meant in (("a", "a"), ("../state/a", None)):
+        monkeypatch.setenv(endpoints.NAME_VARIABLE, variable)
+        assert name() == meant, "no path is made of the name"
     monkeypatch.delenv(endpoints.NAME_VARIABLE)
     publish(root, "box")
     assert name() == "box", "the default name"
@@ -154,8 +148,6 @@ def test_slurm_is_called_through_the_file(root: Path, tmp_path: Path, monkeypatc
 
 
 def test_finding_slurm_loads_no_test_cluster() -> None:
-    code = (
-        "import sys, allranks.nodes.slurm.commands, allranks.nodes.slurm.srun; print([m for m in sys.modules if "
-        "m.startswith('allranks.lab')])"
-    )
+    loaded = "[m for m in sys.modules if m.startswith('allranks.lab')]"
+    code = f"import sys, allranks.nodes.slurm.commands, allranks.nodes.slurm.srun; print({loaded})"
     assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=30) == "[]\n"

@@ -49,13 +49,12 @@ def names_in(part: bundles.BundlePart) -> list[str]:
 def test_a_bundle_is_built_once_and_changes_with_its_content(tmp_path: Path) -> None:
     data = rows(tmp_path / "rows.jsonl")
     spec = spec_of(tmp_path, data={"source": str(data)})
-    first = bundles.build(spec, packages=False)
-    again = bundles.build(spec, packages=False)
-    assert [p.how for p in first.parts] == ["built", "built"] and [p.how for p in again.parts] == ["found", "found"]
+    first, again = (bundles.build(spec, packages=False) for _ in range(2))
+    assert [p.how for p in (*first.parts, *again.parts)] == ["built", "built", "found", "found"]
     assert again.key == first.key and bundles.load_bundle(Path(first.file)).key == first.key
-    assert {"allranks/cli/main.py", "allranks/spec/builtin/news.json"} <= set(names_in(first.parts[0]))
-    assert names_in(first.parts[1]) == ["rows.jsonl"]
-    assert not [name for name in names_in(first.parts[0]) if name.endswith(".pyc")]
+    names = names_in(first.parts[0])
+    assert {"allranks/cli/main.py", "allranks/spec/builtin/news.json"} <= set(names)
+    assert names_in(first.parts[1]) == ["rows.jsonl"] and not [name for name in names if name.endswith(".pyc")]
     assert Path(first.file).parents[1].stat().st_mode & 0o777 == 0o700
     rows(data, "b")  # the same size
     other = bundles.build(spec, packages=False)

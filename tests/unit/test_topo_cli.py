@@ -46,16 +46,14 @@ def test_the_picture_on_a_terminal_and_through_a_pipe() -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "there is no matrix"),
-        (bytes(range(256)) * 20, "is not UTF-8 text (byte 128)"),
+        (b"", "there is no matrix"), (bytes(range(256)) * 20, "is not UTF-8 text (byte 128)"),
         ("Gerät\n".encode("latin-1") + texts.BARE.encode(), "is not UTF-8 text (byte 3)"),
         (bytes(4 * 2**20 + 1), "larger than 4 MiB"),
         (texts.SEED_L4[:150].encode(), "begins in line 1 has no row of GPU1"),
-        ("folder", "Is a directory"),
-        (None, "No such file"),
+        ("folder", "Is a directory"), (None, "No such file"),
     ],
     ids=["empty", "binary", "latin1", "huge", "cut", "folder", "none"],
-)
+)  # fmt: skip
 def test_bad_input_is_said(tmp_path: Path, content: bytes | str | None, said: str) -> None:
     path = tmp_path if content == "folder" else tmp_path / "m.txt"
     if isinstance(content, bytes):
