@@ -31,33 +31,25 @@ def test_each_can_be_planned_and_used_by_another_spec(path: Path) -> None:
 def test_own_values_win_key_by_key(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text("cluster: {nodes: 4, slurm: {partition: a, account: b}, env: {X: '1', Y: '2'}}\n")
     base = "model: {name: 'tiny:mistral'}\ndata: {source: builtin:instructions}\n"
-    (tmp_path / "s.yaml").write_text(
-        base + "cluster: {profile: p.yaml, launcher: slurm, slurm: {account: c}, env: {X: '3'}}\n"
-    )
+    own = "cluster: {profile: p.yaml, launcher: slurm, slurm: {account: c}, env: {X: '3'}}\n"
+    (tmp_path / "s.yaml").write_text(base + own)
     found = load_spec(tmp_path / "s.yaml").cluster
-    assert (found.nodes, found.slurm.partition, found.slurm.account) == (4, "a", "c") and found.env == {
-        "X": "3",
-        "Y": "2",
-    }
+    assert (found.nodes, found.slurm.partition, found.slurm.account) == (4, "a", "c")
+    assert found.env == {"X": "3", "Y": "2"}
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "profile", "said"),
     [
-        ("cluster: {profile: x.yaml}", "a profile cannot name another"),
-        ("model: {}", "no section cluster"), ("[1]", "no section cluster"), ("cluster: {nods: 3}", "'cluster.nodes'"),
+        ("cluster: {profile: x.yaml}", "p.yaml", "a profile cannot name another"),
+        ("model: {}", "p.yaml", "no section cluster"), ("[1]", "p.yaml", "no section cluster"),
+        ("cluster: {nods: 3}", "p.yaml", "'cluster.nodes'"), ("", "nowhere.yaml", "no such file"),
+        ("", 3, "path of another spec"),
     ],
 )  # fmt: skip
-def test_profiles_that_are_none(tmp_path: Path, text: str, said: str) -> None:
+def test_profiles_that_are_none(tmp_path: Path, text: str, profile: str | int, said: str) -> None:
     (tmp_path / "p.yaml").write_text(text)
-    raw = {
-        "model": {"name": "tiny:mistral"},
-        "data": {"source": "builtin:instructions"},
-        "cluster": {"profile": str(tmp_path / "p.yaml")},
-    }
+    named = str(tmp_path / profile) if isinstance(profile, str) else profile
+    raw = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}, "cluster": {"profile": named}}
     with pytest.raises(SpecError, match=said):
         parse_spec(raw)
-    with pytest.raises(SpecError, match="no such file"):
-        parse_spec({**raw, "cluster": {"profile": "nowhere.yaml"}})
-    with pytest.raises(SpecError, match="path of another spec"):
-        parse_spec({**raw, "cluster": {"profile": 3}})

@@ -45,6 +45,7 @@ REFUSED: dict[str, tuple[str, str | bytes, dict[str, Any], type[AllranksError], 
     "JSONL key twice": (
         "a.jsonl", lines(GOOD) + '{"instruction": "a", "output": "b", "output": "c"}', {}, DataError, r"line 41: the key 'output' occurs twice",
     ),
+    "empty file": ("a.jsonl", "", {}, DataError, r"the file is empty"),
     "every response missing": ("a.jsonl", lines([{**r, "output": None} for r in GOOD]), {}, DataError, r"'output' is empty or missing in every row"),
     "misspelt role": ("a.jsonl", lines(GOOD), {"columns": {"instructoin": "instruction"}}, SpecError, r"'instructoin' is not used.*did you mean 'instruction'"),
     "role of another template": ("a.jsonl", lines(GOOD), {"columns": {"messages": "output"}, "template": "alpaca"}, SpecError, r"'messages' is not used"),

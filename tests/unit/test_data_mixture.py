@@ -106,9 +106,7 @@ def test_a_source_has_its_own_template_and_columns(tmp_path: Path) -> None:
         ([BOTH[0], {**BOTH[1], "columns": {"prompt": "q", "response": "a"}}], {}, r"sources\[1\].* no column 'q'"),
     ],
 )  # fmt: skip
-def test_it_is_refused_before_the_launch(
-    tmp_path: Path, sources: list[dict[str, Any]], data: dict[str, Any], words: str
-) -> None:
+def test_it_is_refused_before_the_launch(tmp_path: Path, sources: list[Spec], data: Spec, words: str) -> None:
     with pytest.raises(AllranksError, match=words):
         spec = parse_spec(mixed(tmp_path, sources, **data))
         check_request(spec)

@@ -80,18 +80,16 @@ def test_programs_of_the_nodes_run_on_python_3_8(name: str) -> None:
 
 def test_one_line_with_the_facts(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
-    with socket.socket() as busy:
-        busy.bind(("", 0))
-        busy.listen(1)
-        taken = busy.getsockname()[1]
-        folders = [{"role": "run", "path": str(tmp_path), "write": True, "fingerprint": True}]
-        request = {"packages": ["click", "no_such_package"], "ports": [taken], "folders": folders, "imports": ["json"]}
-        facts = ask({**request, "imports": ["json", "no_such_module"]}, ALLRANKS_CLOCK_OFFSET_S="-90", SLURM_NODEID="3")
+    folders = [{"role": "run", "path": str(tmp_path), "write": True, "fingerprint": True}]
+    request = {"packages": ["click", "no_such_package"], "folders": folders, "imports": ["json", "no_such_module"]}
+    with socket.create_server(("", 0)) as busy:
+        request["ports"] = [busy.getsockname()[1]]
+        facts = ask(request, ALLRANKS_CLOCK_OFFSET_S="-90", SLURM_NODEID="3")
     found = msgspec.convert(facts, Probe)
     assert found.free_ports == [] and found.node_id == 3 and found.executable == sys.executable
     assert -92 < found.clock - time.time() < -88
-    assert found.packages["click"].version and found.packages["click"].origin
-    assert found.packages["no_such_package"].origin is None
+    click, absent = found.packages["click"], found.packages["no_such_package"]
+    assert click.version and click.origin and absent.origin is None
     assert found.imports and found.imports["json"].error is None
     assert "ModuleNotFoundError" in (found.imports["no_such_module"].error or "")
     run = found.folders["run"]
@@ -172,17 +170,17 @@ def test_the_files_of_a_pattern_are_those_that_nodes_need(tmp_path: Path) -> Non
         (wanted,) = [item for item in required.folders if item.role == "data"]
         return probe.folder(msgspec.to_builtins(wanted))
 
-    assert not facts("rows/**/*.jsonl")["exists"]
-    (tmp_path / "rows" / "b").mkdir(parents=True)
+    rows, pattern = tmp_path / "rows", "rows/**/*.jsonl"
+    assert not facts(pattern)["exists"]
+    (rows / "b").mkdir(parents=True)
     for name in ("a.jsonl", "b/c.jsonl"):
-        (tmp_path / "rows" / name).write_text("{}")
-    found = facts("rows/**/*.jsonl")
-    assert found["exists"] and found["free_bytes"] and found["fingerprint"]["files"] == 2
-    assert facts(f"{tmp_path}/rows/**/*.jsonl")["fingerprint"] == found["fingerprint"]
-    (tmp_path / "rows" / "notes.txt").write_text("of no importance")
-    assert facts("rows/**/*.jsonl")["fingerprint"] == found["fingerprint"]
-    (tmp_path / "rows" / "b" / "c.jsonl").write_text("{ }")
-    assert facts("rows/**/*.jsonl")["fingerprint"] != found["fingerprint"]
+        (rows / name).write_text("{}")
+    first = facts(pattern)
+    assert first["exists"] and first["free_bytes"] and first["fingerprint"]["files"] == 2
+    (rows / "notes.txt").write_text("of no importance")
+    assert facts(pattern)["fingerprint"] == facts(f"{tmp_path}/{pattern}")["fingerprint"] == first["fingerprint"]
+    (rows / "b" / "c.jsonl").write_text("{ }")
+    assert facts(pattern)["fingerprint"] != first["fingerprint"]
 
 
 def test_lines_longer_than_slurm_passes_on_come_whole() -> None:
@@ -200,8 +198,7 @@ def test_lines_longer_than_slurm_passes_on_come_whole() -> None:
 
 def test_a_node_without_the_launchers_python_uses_another_and_says_so() -> None:
     answers = srun.run_command(srun.python_command("/no/such/python", {}), 20, srun.program_text("probe.py"))
-    (line,) = answers.by_host().values()
-    facts = line.facts()
+    (facts,) = (line.facts() for line in answers.by_host().values())
     assert facts and facts["executable"] not in ("", "/no/such/python")
 
 

@@ -16,10 +16,8 @@ from typing import Any
 import msgspec
 import pytest
 
-import allranks
-from allranks.errors import DataError, EnvironmentNotAble, SpecError
+from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.launch.slurm.launcher import SlurmLauncher
-from allranks.nodes.preflight import check_request
 from allranks.nodes.preflight.requirements import needed_packages
 from allranks.nodes.preflight.runner import exclude_nodes, failure_lines, require_usable_nodes
 from allranks.nodes.records import Check, PreflightReport
@@ -218,6 +216,8 @@ def test_the_answer_of_a_job_is_read(tmp_path: Path) -> None:
     answer, state = slurm.try_job("1"), slurm.state("1")
     assert isinstance(answer, JobInfo) and answer.state == "RUNNING"
     assert (state.state, state.nodes, state.alive, state.restarts) == ("RUNNING", "n[1-2]", True, 0)
+    ended = stub(tmp_path, scontrol=saying(tmp_path, text("22.05-job-failed")))
+    assert ended.end_reason("7") == "FAILED (NonZeroExitCode, exit code 3)"
 
 
 @pytest.mark.parametrize("answer", [b"", b"\xff\xfe\x00garbage", b"JobId=x\n", b"<html>proxy</html>"])
@@ -258,11 +258,6 @@ def alive(status: Path) -> bool:
         return False
 
 
-def test_how_a_job_ended(tmp_path: Path) -> None:
-    slurm = stub(tmp_path, scontrol=saying(tmp_path, text("22.05-job-failed")))
-    assert slurm.end_reason("7") == "FAILED (NonZeroExitCode, exit code 3)"
-
-
 @pytest.mark.parametrize(
     ("sacct", "said"),
     [
@@ -271,13 +266,10 @@ def test_how_a_job_ended(tmp_path: Path) -> None:
         (("",), "unknown"), (None, "unknown"),
     ],
 )  # fmt: skip
-def test_a_job_that_scontrol_has_forgotten_is_looked_up_where_there_is_accounting(
-    tmp_path: Path, sacct: tuple[Any, ...] | None, said: str
-) -> None:
-    scripts = {"scontrol": saying(tmp_path, NOT_KNOWN, 1, ">&2")}
-    if sacct is not None:
-        scripts["sacct"] = saying(tmp_path, *sacct)
-    assert stub(tmp_path, **scripts).end_reason("7") == said
+def test_a_job_that_scontrol_has_forgotten_is_looked_up_in_accounting(tmp_path: Path, sacct: Any, said: str) -> None:
+    scripts = {} if sacct is None else {"sacct": saying(tmp_path, *sacct)}
+    slurm = stub(tmp_path, scontrol=saying(tmp_path, NOT_KNOWN, 1, ">&2"), **scripts)
+    assert slurm.end_reason("7") == said
 
 
 @pytest.fixture
@@ -328,14 +320,6 @@ def test_a_host_list_that_slurm_does_not_expand_is_an_error_and_not_an_empty_job
         expand_hostlist(Slurm([], "own"), "n[1-")
 
 
-@pytest.mark.parametrize(("words", "place"), [('"srun"', "srun.py"), ('"hostnames"', "allocations.py")])
-def test_no_other_module_builds_these_commands(words: str, place: str) -> None:
-    package = Path(allranks.__file__).parent
-    users = {str(path.relative_to(package)) for path in package.rglob("*.py") if words in path.read_text("utf-8")}
-    readers = {name for name in users if name.startswith(("analysis/", "lab/cluster/requirements.py"))}
-    assert users - readers == {f"nodes/slurm/{place}"}
-
-
 MINIMAL = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}}
 
 
@@ -374,12 +358,6 @@ def test_a_run_without_some_nodes() -> None:
         exclude_nodes(spec_of(*three), ["n1", "n2", "n3"], facts())
     with pytest.raises(EnvironmentNotAble, match="does not allow a run without n2"):
         exclude_nodes(spec_of(*three, "train.micro_batch_size=1", "train.global_batch_size=6"), ["n2"], facts())
-
-
-def test_data_without_a_row_are_refused_before_anything_is_asked(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_bytes(b"")
-    with pytest.raises(DataError, match="the file is empty"):
-        check_request(spec_of(f"data.source={tmp_path / 'rows.jsonl'}"))
 
 
 @pytest.mark.parametrize(

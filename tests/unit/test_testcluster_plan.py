@@ -19,15 +19,10 @@ from allranks.lab.cluster.plan import (
     make_box_plan,
 )
 
-MACHINE = Machine("root", 0, 0, 2, 16000)
-FOLDER = "/run/allranks/box"
 
-
-def plan(folder: str = FOLDER, **options: Any) -> BoxPlan:
-    return make_box_plan(
-        BoxOptions(**options), folder=folder, network=IPv4Network("10.77.0.0/24"), machine=MACHINE,
-        slurm_version=(22, 5),
-    )  # fmt: skip
+def plan(folder: str = "/run/allranks/box", **options: Any) -> BoxPlan:
+    network, machine = IPv4Network("10.77.0.0/24"), Machine("root", 0, 0, 2, 16000)
+    return make_box_plan(BoxOptions(**options), folder=folder, network=network, machine=machine, slurm_version=(22, 5))
 
 
 @pytest.mark.parametrize(
@@ -62,28 +57,26 @@ def test_state_under_tmp_would_vanish_behind_a_private_tmp() -> None:
     assert plan(folder="/tmp/state/box", shared_tmp=True).shared_tmp
 
 
+def free(used: str, network: str | None = None) -> str:
+    return str(free_network([IPv4Network(text) for text in used.split()], network))
+
+
 def test_the_first_range_that_nothing_overlaps_is_taken() -> None:
-    assert str(free_network([])) == "10.77.0.0/24"
-    used = [IPv4Network("0.0.0.0/0"), IPv4Network("10.77.0.5/32"), IPv4Network("10.78.0.0/16")]
-    assert str(free_network(used)) == "10.79.0.0/24"
-    assert str(free_network([IPv4Network("10.0.0.0/8")])) == "172.20.77.0/24"
-
-
-def test_no_free_range_is_the_machines_fault() -> None:
+    assert free("") == "10.77.0.0/24" and free("10.0.0.0/8") == "172.20.77.0/24"
+    assert free("0.0.0.0/0 10.77.0.5/32 10.78.0.0/16") == "10.79.0.0/24"
     with pytest.raises(EnvironmentNotAble, match="--network"):
-        free_network([IPv4Network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")])
+        free("10.0.0.0/8 172.16.0.0/12 192.168.0.0/16")
     assert all(IPv4Network(text).is_private for text in CANDIDATES)
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("network", "words"),
     [
         ("10.1.0.0/33", "Give a range"), ("10.1.0.7/24", "Give a range"), ("8.8.8.0/24", "private range"),
         ("10.1.0.0/28", "/27 or larger"), ("192.0.0.0/8", "private range"), ("10.9.0.0/16", "already uses 10.9.3.0/24"),
     ],
 )  # fmt: skip
-def test_an_asked_range_is_checked(asked: str, words: str) -> None:
-    with pytest.raises(RequestError) as raised:
-        free_network([IPv4Network("10.9.3.0/24")], asked)
-    assert words in str(raised.value)
-    assert str(free_network([IPv4Network("10.9.3.0/24")], "10.8.0.0/16")) == "10.8.0.0/16"
+def test_a_range_of_the_user_is_checked(network: str, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        free("10.9.3.0/24", network)
+    assert free("10.9.3.0/24", "10.8.0.0/16") == "10.8.0.0/16"
