@@ -96,6 +96,13 @@ def test_every_decision_has_reason_source_and_risk() -> None:
     for item in [*provisional_policy(TWO), *(item for one in policy.nodes for item in one.environment)]:
         assert item.reason and item.risk and item.documentation.startswith("https://"), item
 
+    def source(job: NetworkJob) -> dict[str, str]:
+        return {item.name: item.source for item in provisional_policy(job)}
+
+    assert source(TWO)["GLOO_SOCKET_IFNAME"] == source(TWO)["NCCL_SOCKET_IFNAME"] == "nodes"
+    assert source(ONE)["GLOO_SOCKET_IFNAME"] == "policy"
+    assert source(msgspec.structs.replace(TWO, interface="eno1"))["GLOO_SOCKET_IFNAME"] == "spec"
+
 
 def test_interfaces_are_each_nodes_own() -> None:
     found = two(node(1, interface="ibp65s0"), node(2, interface="ibp161s0"))
@@ -142,10 +149,11 @@ def test_a_roce_port_without_an_address_is_left_out() -> None:
 
 
 def test_the_gid_index_is_ncclss_own_since_2_21() -> None:
-    nodes = [node(n, roce("mlx5_0", *usual(f"10.0.0.{n}")), nccl=(2, 27, 3)) for n in (1, 2)]
-    found = two(*nodes)
+    found = two(*(node(n, roce("mlx5_0", *usual(f"10.0.0.{n}")), nccl=(2, 27, 3)) for n in (1, 2)))
     assert "NCCL_IB_GID_INDEX" not in is_set(found) and "mlx5_0:1 3" in of(found)["NCCL_IB_GID_INDEX"].reason
     assert found.nodes[0].expected.transport == "RoCE"
+    v1 = two(*(node(n, roce("mlx5_0", local6(0, 1), gid4(1, f"10.0.0.{n}", 1))) for n in (1, 2)))
+    assert "NCCL_IB_GID_INDEX" not in is_set(v1) and "no RoCE v2 address over IPv4" in " ".join(v1.notes)
 
 
 def test_an_old_nccl_is_told_each_nodes_own_index() -> None:
@@ -158,12 +166,6 @@ def test_an_old_nccl_is_told_each_nodes_own_index() -> None:
     found = two(first, apart)
     assert "NCCL_IB_GID_INDEX" not in is_set(found, "n2")
     assert "different indices" in of(found, "n2")["NCCL_IB_GID_INDEX"].reason
-
-
-def test_roce_without_version_2_over_ipv4_is_noted() -> None:
-    v1 = [node(n, roce("mlx5_0", local6(0, 1), gid4(1, f"10.0.0.{n}", 1))) for n in (1, 2)]
-    found = two(*v1)
-    assert "NCCL_IB_GID_INDEX" not in is_set(found) and "no RoCE v2 address over IPv4" in " ".join(found.notes)
 
 
 def test_sys_is_no_evidence() -> None:
@@ -182,17 +184,13 @@ def test_peer_to_peer_goes_off_on_evidence() -> None:
     assert "NCCL_P2P_DISABLE" not in is_set(one(**both, copies="ok")), "a copy that works outweighs a register"
     for doubt in ({"acs": ["0000:00:01.0"], "iommu": False}, {"acs": [], "iommu": True}, {"acs": None, "iommu": True}):
         assert "NCCL_P2P_DISABLE" not in is_set(one(topology=far, **doubt))
-
-
-def test_nvlink_keeps_peer_to_peer() -> None:
     whole = parse_topology(shared("topo", "h100_8gpu_NV18_space_padded.txt").read_text())
     decided = is_set(one(topology=whole, acs=["x"], iommu=True))
     assert not {"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"} & set(decided)
     part = parse_topology("\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV4\tSYS\nGPU1\tNV4\tX\tSYS\nGPU2\tSYS\tSYS\tX\n")
-    found = is_set(one(topology=part, copies="failed", failed_pairs=["GPU0-GPU2"]))
-    assert found["NCCL_P2P_LEVEL"] == "NVL" and "NCCL_P2P_DISABLE" not in found
-    found = is_set(one(topology=part, copies="failed", failed_pairs=["GPU0-GPU1"]))
-    assert found["NCCL_P2P_DISABLE"] == "1", "NVLink itself is what failed"
+    pcie, nvlink = (is_set(one(topology=part, copies="failed", failed_pairs=[f"GPU0-{b}"])) for b in ("GPU2", "GPU1"))
+    assert pcie["NCCL_P2P_LEVEL"] == "NVL" and "NCCL_P2P_DISABLE" not in pcie
+    assert nvlink["NCCL_P2P_DISABLE"] == "1", "NVLink itself is what failed"
 
 
 def test_what_the_user_or_the_node_says_wins() -> None:
@@ -256,15 +254,6 @@ def test_from_the_probes_answers() -> None:
     assert two.seat is not None and two.seat.interface == "eno1"
     damaged = facts_of_nodes([probe(3, topo="garbage", nccl="weird")], None)[0]
     assert damaged.topology is None and damaged.nccl == ()
-
-
-def test_what_each_node_will_decide_is_said_before_they_were_asked() -> None:
-    def source(job: NetworkJob) -> dict[str, str]:
-        return {item.name: item.source for item in provisional_policy(job)}
-
-    assert source(TWO)["GLOO_SOCKET_IFNAME"] == source(TWO)["NCCL_SOCKET_IFNAME"] == "nodes"
-    assert source(ONE)["GLOO_SOCKET_IFNAME"] == "policy"
-    assert source(msgspec.structs.replace(TWO, interface="eno1"))["GLOO_SOCKET_IFNAME"] == "spec"
 
 
 def test_all_nodes_must_have_one_kind_of_rdma_in_common() -> None:

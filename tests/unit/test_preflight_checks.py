@@ -238,14 +238,11 @@ def test_gpus_too_few_broken_or_different() -> None:
     assert only(second(gpu_error="no answer"), "n2.gpus").found == "DRIVER"
 
 
-def test_infiniband_ports_that_are_down_and_memory_that_cannot_be_locked() -> None:
+def test_infiniband_ports_memory_that_cannot_be_locked_and_copies_between_gpus() -> None:
     up, down = (RdmaPort(device="mlx5_0", port=1, active=active, layer="InfiniBand") for active in (True, False))
     assert list(failures(survey(node(1, infiniband=[up]), node(2, infiniband=[down])))) == ["n2.ib"]
     assert list(failures(survey(node(1, infiniband=[up], memlock_bytes=2**16)))) == ["n1.memlock"]
     assert not failures(survey(node(1, memlock_bytes=2**16))), "without RDMA nothing is locked"
-
-
-def test_p2p_matrix() -> None:
     text = " \tGPU0\tGPU1\n GPU0\tX\t{}\n GPU1\t{}\tX\n\nLegend:\n  X    = Self\n  OK   = Status Ok\n"
     assert not failures(survey(node(1, p2p=text.format("OK", "OK"))))
     assert failures(survey(node(1, p2p=text.format("OK", "CNS"))))["n1.p2p"].found == "NONE(1/2)"
@@ -313,13 +310,14 @@ def test_interface_names_may_differ() -> None:
     found = choose_network([on(1, interface("eth0", "10.0.0.1")), on(2, interface("eno1", "10.0.0.2"))])
     assert found.network == "10.0.0.0/24"
     assert [(s.interface, s.address) for s in found.seats.values()] == [("eth0", "10.0.0.1"), ("eno1", "10.0.0.2")]
+    cloud = choose_network([on(n, interface("ens4", f"10.128.0.{n}", 32)) for n in (1, 2)])
+    assert cloud.network == "routed" and cloud.seats["n2"].address == "10.128.0.2"
 
 
 def test_the_fastest_of_several() -> None:
-    nodes = [
-        on(n, interface("eth0", f"10.0.0.{n}", speed_mbit=1000), interface("ib0", f"10.9.0.{n}", speed_mbit=100000))
-        for n in (1, 2)
-    ]
+    slow = [interface("eth0", f"10.0.0.{n}", speed_mbit=1000) for n in (1, 2)]
+    fast = [interface("ib0", f"10.9.0.{n}", speed_mbit=100_000) for n in (1, 2)]
+    nodes = [on(n, slow[n - 1], fast[n - 1]) for n in (1, 2)]
     found = choose_network(nodes)
     assert found.network == "10.9.0.0/24" and "fastest" in found.reason
     assert choose_network(nodes, "eth0").network == "10.0.0.0/24"
@@ -335,12 +333,9 @@ def test_container_bridges_loopback_and_link_local_do_not_count() -> None:
         assert choose_network(nodes).network == "10.0.0.0/24"
         with pytest.raises(EnvironmentNotAble, match="n1, n2: no IPv4 address"):
             choose_network([on(n, useless) for n in (1, 2)])
-
-
-def test_the_same_address_on_all_nodes_is_no_network() -> None:
     same = interface("weave", "10.32.0.1", 12, speed_mbit=10000)
     nodes = [on(n, same, interface("eth0", f"10.0.0.{n}")) for n in (1, 2)]
-    assert choose_network(nodes).network == "10.0.0.0/24"
+    assert choose_network(nodes).network == "10.0.0.0/24", "the same address on all nodes is no network"
     with pytest.raises(EnvironmentNotAble, match="same address"):
         choose_network([on(1, same), on(2, same)])
 
@@ -357,12 +352,6 @@ def test_an_interface_that_is_down_or_lacking_is_named() -> None:
     with pytest.raises(EnvironmentNotAble, match=r"n2: .*named eth0.*eno1 10.0.0.2.*null"):
         choose_network([node(1), on(2, interface("eno1", "10.0.0.2"))], "eth0")
     assert choose_network([node(1), on(2, interface("eno1", "10.0.0.2"))], "eth0,eno1").network == "10.0.0.0/24"
-
-
-def test_clouds_that_route_single_addresses() -> None:
-    nodes = [on(n, interface("ens4", f"10.128.0.{n}", 32)) for n in (1, 2)]
-    found = choose_network(nodes)
-    assert found.network == "routed" and found.seats["n2"].address == "10.128.0.2"
 
 
 def test_the_port_is_stable_spread_and_below_the_ephemeral_range() -> None:
