@@ -32,9 +32,7 @@ def mixed(folder: Path, sources: list[dict[str, Any]], **data: Any) -> Spec:
     for name, rows in (("a", a), ("b", b)):
         (folder / f"{name}.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
     spec = tiny_spec("", folder)
-    named = [
-        {**one, "source": one["source"] if ":" in one["source"] else f"{folder}/{one['source']}"} for one in sources
-    ]
+    named = [one if ":" in one["source"] else {**one, "source": f"{folder}/{one['source']}"} for one in sources]
     spec["data"] = {"sources": named, "max_length": 64, "eval_fraction": 0.1, **data}
     return spec
 
@@ -125,11 +123,7 @@ def test_each_file_is_staged_and_its_copy_is_used(tmp_path: Path) -> None:
     parts = {part.name: part.find()[0] for part in requested_parts(spec)}
     assert [name for name in parts if name.startswith("data")] == ["data-1", "data-2"]
     staged_as = {key: f"/s/{n}/{path}" for n, part in parts.items() for key, path in (part.override or {}).items()}
-    stage = NodeStage(
-        node="n", folder="/s", python="python", python_path=[], parts=[], variables=[], overrides=staged_as
-    )
+    stage = NodeStage(node="n", folder="/s", python="", python_path=[], parts=[], variables=[], overrides=staged_as)
     staged = for_node(spec, stage)
-    assert staged.data is not None and [part.source for part in parts_of(staged.data)] == [
-        "/s/data-1/a.jsonl",
-        "/s/data-2/b.jsonl",
-    ]
+    assert staged.data is not None
+    assert [part.source for part in parts_of(staged.data)] == ["/s/data-1/a.jsonl", "/s/data-2/b.jsonl"]

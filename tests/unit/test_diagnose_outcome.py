@@ -68,14 +68,11 @@ def test_the_outcome_of_a_run_is_its_diagnosis(tmp_path: Path, message: str, log
     assert shown == found.summary or (failure.id in GENERAL and same_start)
 
 
-def test_a_log_may_say_more_than_the_outcome(tmp_path: Path) -> None:
+def test_a_log_may_say_more_than_the_outcome_and_that_of_an_earlier_attempt_is_not_used(tmp_path: Path) -> None:
     killed = "RuntimeError: DataLoader worker (pid 8) is killed by signal: Bus error\n"
     log = "terminate called\nFatal Python error: Bus error\n" + killed
     run = run_folder(tmp_path, "rank 0 on n2 failed after step 2: ended by SIGBUS. Log: /r", log)
     assert diagnose([run]).findings[0].id in ("shm_too_small", "sigbus_memory")
-
-
-def test_an_outcome_of_an_earlier_attempt_is_not_used(tmp_path: Path) -> None:
     run = run_folder(tmp_path, FULL, failure={"id": "disk_full", "rank": 0, "host": None, "attempt": 1})
     (run / "logs" / "attempt-2").mkdir()
     (run / "logs" / "attempt-2" / "n2.rank0.log").write_text("step 1 loss 0.5\nall 2 ranks succeeded\n")

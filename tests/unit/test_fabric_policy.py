@@ -64,10 +64,8 @@ def usual(address: str) -> list[RdmaGid]:
 def node(number: int, *ports: RdmaPort, interface: str = "eth0", **more: Any) -> NodeFacts:
     address = f"10.0.0.{number}"
     card = NetworkInterface(name=interface, address=address, prefix=24, speed_mbit=100_000)
-    base = NodeFacts(
-        host=f"n{number}", interfaces=[card], ports=list(ports), gpus=8,
-        seat=NodeAddress(interface=interface, address=address),
-    )  # fmt: skip
+    seat = NodeAddress(interface=interface, address=address)
+    base = NodeFacts(host=f"n{number}", interfaces=[card], ports=list(ports), gpus=8, seat=seat)
     return msgspec.structs.replace(base, **more)
 
 
@@ -206,10 +204,8 @@ def test_what_the_user_or_the_node_says_wins() -> None:
 def test_gloo_alone_gets_its_interface_and_nothing_of_nccl() -> None:
     found = decide_network_policy(NetworkJob(nodes=2), [node(1, interface="eno1"), node(2)])
     assert is_set(found) == {"GLOO_SOCKET_IFNAME": "eno1"} and found.nodes[0].expected.interface == "eno1"
-    assert policy_lines(found) == [
-        "network n1: GLOO_SOCKET_IFNAME=eno1; expected: Socket",
-        "network n2: GLOO_SOCKET_IFNAME=eth0; expected: Socket",
-    ]
+    line = "network {}: GLOO_SOCKET_IFNAME={}; expected: Socket"
+    assert policy_lines(found) == [line.format("n1", "eno1"), line.format("n2", "eth0")]
 
 
 @pytest.mark.parametrize("name", ["NCCL_TIMEOUT", "NCCL_NET_DISABLE", "PYTORCH_DIST_BACKEND", "GLOO_USE_IPV6"])
@@ -218,9 +214,8 @@ def test_variables_that_nothing_reads(name: str) -> None:
     assert said.startswith(f"cluster.env.{name}: ") and "; instead: " in said
     spec: dict[str, Any] = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}}
     facts = MachineFacts(host="n1", cpus=8, memory_bytes=2**34, gpus=[], cpu_model="x", system="Linux")
-    assert any(
-        name in warning for warning in make_plan(parse_spec({**spec, "cluster": {"env": {name: "1"}}}), facts).warnings
-    )
+    plan = make_plan(parse_spec({**spec, "cluster": {"env": {name: "1"}}}), facts)
+    assert any(name in warning for warning in plan.warnings)
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,14 @@ import json
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from click.testing import CliRunner
 
+from allranks.cli.data import data_command
 from allranks.errors import AllranksError, DataError, EnvironmentNotAble, RequestError, SpecError
 from allranks.launch import resumption
 from allranks.nodes.preflight import check_request, check_rows
@@ -219,28 +220,25 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A real HTTP server in the place of the hub, and an empty cache."""
     Hub.asked = []
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
     own = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN", "HF_HUB_CACHE", "HF_DATASETS_CACHE")
     for name in (*own, *(n for n in os.environ if n.lower() in ("http_proxy", "https_proxy", "all_proxy"))):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join(5)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        yield
+        server.shutdown()
 
 
 def hub_spec(folder: Path, model: str, source: str = "builtin:instructions", launcher: str = "local") -> Any:
     return parse_spec(tiny_spec(source, folder, model={"name": model}, data={}, cluster={"launcher": launcher}))
 
 
-def test_a_model_that_the_hub_has_passes_with_the_users_token(hub: str, tmp_path: Path) -> None:
+def test_a_model_that_the_hub_has_passes_with_the_users_token(hub: None, tmp_path: Path) -> None:
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "token").write_text("hf_secret\n")
     check_hub(hub_spec(tmp_path, "org/name", "org/rows"))
@@ -250,20 +248,19 @@ def test_a_model_that_the_hub_has_passes_with_the_users_token(hub: str, tmp_path
     ]
 
 
-@pytest.mark.parametrize(
-    ("names", "words"),
-    [
+def test_a_name_that_the_hub_does_not_know_is_refused(hub: None, tmp_path: Path) -> None:
+    for names, words in (
         (["org/gone"], r"model.name org/gone: .* no such repository or revision"),
         (["org/gated"], r"model.name org/gated: .*HTTP 401.*HF_TOKEN"),
         (["tiny:mistral", "org/gone"], r"data.source org/gone: .* no such repository"),
-    ],
-)
-def test_a_name_that_the_hub_does_not_know_is_refused(hub: str, tmp_path: Path, names: list[str], words: str) -> None:
-    with pytest.raises(SpecError, match=words):
-        check_hub(hub_spec(tmp_path, *names))
+    ):
+        with pytest.raises(SpecError, match=words):
+            check_hub(hub_spec(tmp_path, *names))
 
 
-def test_a_hub_with_troubles_of_its_own_and_nodes_with_another_network_decide_nothing(hub: str, tmp_path: Path) -> None:
+def test_a_hub_with_troubles_of_its_own_and_nodes_with_another_network_decide_nothing(
+    hub: None, tmp_path: Path
+) -> None:
     check_hub(hub_spec(tmp_path, "org/broken"))
     check_hub(hub_spec(tmp_path, "org/gone", launcher="slurm"))
     snapshots = tmp_path / "cache" / "hub" / "models--org--gone" / "snapshots"
@@ -274,14 +271,9 @@ def test_a_hub_with_troubles_of_its_own_and_nodes_with_another_network_decide_no
     check_hub(hub_spec(tmp_path, "org/gone"))
 
 
-def test_data_asks_before_the_client_of_the_hub_tries_again_and_again(
-    hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("hub")
+def test_data_asks_before_the_client_of_the_hub_tries_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also for nodes with another network: this machine reads the rows."""
-    from click.testing import CliRunner
-
-    from allranks.cli.data import data_command
-
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     spec = tiny_spec("org/rows", tmp_path, cluster={"launcher": "slurm"})
     (tmp_path / "spec.yaml").write_text(json.dumps(spec))
@@ -315,24 +307,20 @@ def test_nothing_is_started_and_the_error_is_printed_once(tmp_path: Path) -> Non
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("sections", "fits"),
-    [
-        ({"checkpoint": {"mode": "full"}}, False),
-        ({"checkpoint": {"mode": "weights_only"}}, True),
-        ({"checkpoint": {"mode": "full", "at_end": False}}, True),
-        ({"checkpoint": {"mode": "full"}, "adapter": {"type": "lora"}}, True),
-    ],
-)
 def test_a_disk_without_room_for_the_first_checkpoint_is_refused(
-    tmp_path: Path, rows_file: Path, monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], fits: bool
+    tmp_path: Path, rows_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a model of 9 million parameters: 35 MiB of weights, 105 MiB with the moments."""
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=80 << 20))
     sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "vocab_size": 320}
-    spec = tiny_spec(rows_file, tmp_path, **sections)
-    spec["adapter"] = sections.get("adapter", {"type": "none"})
-    spec["model"]["config"].update(sizes)
-    refused = pytest.raises(EnvironmentNotAble, match=r"about \S+ MiB are needed, 80.0 MiB are free")
-    with nullcontext() if fits else refused:
-        before_launch(spec)
+
+    def launch(adapter: str = "none", **checkpoint: Any) -> None:
+        spec = tiny_spec(rows_file, tmp_path, checkpoint=checkpoint)
+        spec["model"]["config"].update(sizes)
+        before_launch({**spec, "adapter": {"type": adapter}})
+
+    with pytest.raises(EnvironmentNotAble, match=r"about \S+ MiB are needed, 80.0 MiB are free"):
+        launch(mode="full")
+    launch(mode="weights_only")
+    launch(mode="full", at_end=False)
+    launch("lora", mode="full")

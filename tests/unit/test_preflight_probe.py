@@ -1,30 +1,41 @@
-"""The programs that run on nodes, run here: alone, over standard input, with what hangs, and against each other."""
+"""The programs that run on nodes, run here: alone, with what hangs, against each other; who tries whom, and who is at fault."""
 
 from __future__ import annotations
 
 import ast
+import base64
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
 import threading
 import time
+import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from allranks.errors import RunFailed
+from allranks.nodes.network.choose import ChosenNetwork
+from allranks.nodes.network.links import NodeLinks, faulty_nodes, judge_links, sampled_links
+from allranks.nodes.preflight import link_tests, runner
 from allranks.nodes.preflight.requirements import node_requirements, write_nonces
-from allranks.nodes.preflight.runner import TargetNodes, run_preflight
 from allranks.nodes.probes import connectivity_probe, probe
 from allranks.nodes.records import NodeRequirements, Probe, RequiredFolder
 from allranks.nodes.slurm import srun
+from allranks.nodes.slurm.allocations import Allocation
+from allranks.nodes.staging.broadcast import StagingStep
+from allranks.planning.network_policy import NetworkPolicy
 from allranks.planning.planner import make_plan
-from allranks.planning.records import RdmaPort
+from allranks.planning.records import NodeAddress, RdmaPort
 from allranks.spec.records import DataSpec, RunSpec
 from allranks.utils.machine import machine_facts
+from tests.unit.preflight_nodes import cut
 
 PREFLIGHT = Path(probe.__file__).parent
 
@@ -134,9 +145,6 @@ def test_fingerprints_see_content_names_and_sizes_but_not_times(tmp_path: Path) 
     (tmp_path / "one.json").write_text("x" * 200_000)
     whole = probe.fingerprint(tmp_path / "one.json")
     assert whole["files"] == 1 and whole["bytes"] == 200_000
-
-
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     assert probe.write_error(tmp_path) is None
     assert probe.write_error(tmp_path / "none") == "No such file or directory"
 
@@ -217,14 +225,6 @@ def test_a_command_that_hangs_is_ended_and_its_lines_kept() -> None:
     assert answers.returncode is None and list(answers.by_host()) == ["a"] and time.monotonic() - began < 5
 
 
-def test_this_machine_alone(tmp_path: Path) -> None:
-    spec = RunSpec()
-    found = run_preflight(TargetNodes(), spec, make_plan(spec, machine_facts()), tmp_path, imports=False)
-    assert len(found.reports) == 1 and found.network is None and found.port
-    assert {"proj", "pkgs", "py", "run", "port", "shm"} <= {c.name for c in found.reports[0].checks}
-    assert list(tmp_path.iterdir()) == []
-
-
 def meet(*hosts: int, ports: dict[int, int] | None = None, absent: int = 0, window_s: float = 1.0) -> list[dict]:
     """Nodes that connect to each other over 127.0.0.HOST; the last ones are `absent`."""
     numbers = [(ports or {}).get(host) or probe.unused_port() for host in hosts]
@@ -247,6 +247,7 @@ def test_a_port_that_is_in_use_for_a_moment_is_waited_for_and_one_that_stays_so_
 
 
 def test_a_node_that_does_not_answer_is_named() -> None:
+    assert not any(f["unreached"] + f["errors"] for f in meet(*range(21, 37), window_s=60.0)), "all 16 answer"
     found = meet(14, 15, 16, absent=1)
     assert [[u["peer"] for u in f["unreached"]] for f in found] == [["n3"], ["n3"]]
     failed = found[0]["unreached"][0]
@@ -325,16 +326,15 @@ def config(control: int | None, size: int = 4096) -> bytes:
 def test_gpus_on_the_bus_with_iommu_and_acs(tmp_path: Path) -> None:
     devices = tmp_path / "bus"
     devices.mkdir()
-    for number, control in (("00", 0x1D), ("01", 0x01), ("02", None)):
-        bridge = tmp_path / "sys" / f"0000:{number}:01.0"
-        gpu = bridge / f"0000:{number}:02.0"
+    for number, control in enumerate((0x1D, 0x01, None)):
+        bridge = tmp_path / "sys" / f"0000:0{number}:01.0"
+        gpu = bridge / f"0000:0{number}:02.0"
         write_all(gpu, vendor="0x10de", **{"class": "0x030200"}, numa_node="0", iommu_group__type="DMA-FQ")
         (bridge / "config").write_bytes(config(control))
         (devices / gpu.name).symlink_to(gpu)
-    found = {item["bus"]: item for item in probe.gpu_pci(str(devices))}
-    assert found["0000:00:02.0"]["acs"] == ["0000:00:01.0"] and found["0000:00:02.0"]["iommu"] == "DMA-FQ"
-    assert found["0000:01:02.0"]["acs"] == [], "source validation alone redirects nothing"
-    assert found["0000:02:02.0"]["acs"] == []
+    found = {item["bus"]: (item["acs"], item["iommu"]) for item in probe.gpu_pci(str(devices))}
+    assert found["0000:00:02.0"] == (["0000:00:01.0"], "DMA-FQ")
+    assert found["0000:01:02.0"][0] == found["0000:02:02.0"][0] == [], "source validation alone redirects nothing"
     for bridge in (tmp_path / "sys").iterdir():
         (bridge / "config").write_bytes(config(0x1D, 64))
     assert [item["acs"] for item in probe.gpu_pci(str(devices))] == [None] * 3, "users may read only 64 bytes"
@@ -344,3 +344,126 @@ def test_what_an_administrator_set_for_nccl(tmp_path: Path) -> None:
     (tmp_path / "nccl.conf").write_text("# a line\nNCCL_SOCKET_IFNAME==eth0  # why\n\nNCCL_NET = Socket\nnonsense\n")
     assert probe.nccl_conf(str(tmp_path / "nccl.conf")) == {"NCCL_SOCKET_IFNAME": "=eth0", "NCCL_NET": "Socket"}
     assert probe.nccl_conf(str(tmp_path / "none")) == {}
+
+
+@pytest.mark.parametrize("size", [2, 8, 9, 64, 4096])
+def test_every_node_is_tried_by_as_many_distinct_others_as_it_tries(size: int) -> None:
+    expected = size - 1 if size <= connectivity_probe.MESH_NODES else 1 + (size - 1).bit_length()
+    tried_by: dict[int, set[int]] = {index: set() for index in range(size)}
+    for index in range(size):
+        targets = connectivity_probe.sampled_targets(index, size, "job 5")
+        assert len(set(targets)) == len(targets) == expected and index not in targets
+        assert (index + 1) % size in targets, "the ring holds all nodes together"
+        for target in targets:
+            tried_by[target].add(index)
+    assert {len(sources) for sources in tried_by.values()} == {expected}
+    for index in (0, 1, size - 1):
+        assert set(connectivity_probe.sampled_visitors(index, size, "job 5")) == tried_by[index]
+
+
+def hosts_of(nodes: int) -> list[str]:
+    return [f"n{number}" for number in range(1, nodes + 1)]
+
+
+def bad_nodes(size: int, works: Callable[[str, str], bool], silent: str = "") -> dict[str, NodeLinks]:
+    """The nodes that are not well, where links fail in one direction unless `works` allows them."""
+    targets = sampled_links(hosts_of(size), "7")
+    answers = {h: cut(h, *(p for p in peers if not works(h, p))) for h, peers in targets.items() if h != silent}
+    return {host: verdict for host, verdict in judge_links(targets, answers).items() if not verdict.ok}
+
+
+@pytest.mark.parametrize("size", [4, 9, 64])
+def test_one_bad_node_or_link_is_named_and_no_other(size: int) -> None:
+    (down,) = bad_nodes(size, lambda source, target: "n2" not in (source, target)).values()
+    assert down.host == "n2" and down.reached == down.reached_by == 0 and down.tried >= 3 and down.tried_by >= 3
+    (deaf,) = bad_nodes(size, lambda source, target: target != "n2").values()
+    assert deaf.host == "n2" and deaf.reached == deaf.tried > 0 and deaf.reached_by == 0
+    assert deaf.failed[0].text() == f"{deaf.failed[0].source} -> n2 10.0.0.2:21001 timed out (4 of 4 attempts failed)"
+    last = sampled_links(hosts_of(size), "7")["n1"][-1]
+    (link,) = bad_nodes(size, lambda source, target: (source, target) != ("n1", last)).values()
+    assert link.host == "n1" and link.peers == [last] and link.reached == link.tried - 1
+
+
+def test_several_bad_nodes_are_all_named_and_no_other() -> None:
+    for size, bad in ((64, 5), (256, 20)):
+        chosen = set(random.Random(3).sample(hosts_of(size), bad))
+        assert set(bad_nodes(size, lambda source, target, c=chosen: not c & {source, target})) == chosen
+    first = set(hosts_of(64)[:20])
+    halves = bad_nodes(64, lambda source, target: not (source in first and target not in first))
+    assert set(halves) & first, "two halves that do not reach each other do not pass"
+    (silent,) = bad_nodes(64, lambda source, target: target != "n9", silent="n9").values()
+    assert silent.host == "n9" and not silent.answered, "it says nothing about the others"
+
+
+def test_the_node_with_most_failures_is_blamed_first() -> None:
+    links = {("a", "x"): 1, ("a", "y"): 1, ("b", "x"): 1, ("c", "x"): 1, ("b", "y"): 1, ("c", "y"): 1, ("b", "a"): 0}
+    assert faulty_nodes(links) == {"x", "y"}, "a fails with all that it tried, because both are at fault"
+    assert faulty_nodes({("a", "b"): 1, ("b", "a"): 1}) == set()
+
+
+@pytest.fixture
+def input_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program called srun that writes its input to this file and answers nothing; the kernel limits its arguments."""
+    program = tmp_path / "bin" / "srun"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ncat > {tmp_path}/input\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    return tmp_path / "input"
+
+
+def test_all_nodes_that_srun_cannot_reach_are_left_out_at_once(input_file: Path) -> None:
+    """Slurm ends a step for each of them; asking again for every 20 of 100 would not come to an end."""
+    hosts = hosts_of(200)
+    line = "srun: error: Task launch for StepId=1.0 failed on node n%d: Communication connection failure\\n"
+    program = input_file.parent / "bin" / "srun"
+    program.write_text(
+        f"#!/bin/sh\ncat >/dev/null; echo >> {input_file}\n[ $(wc -l < {input_file}) = 1 ] || exit 0\n"
+        f"for i in $(seq 1 100); do printf '{line}' $i >&2; done\n"
+    )
+    probe = runner.NodeProgram(name="probe.py", python="true")
+    answers, silent = runner._ask(runner.TargetNodes(hosts=hosts), probe, 10)
+    assert input_file.read_text().count("\n") == 2 and answers.returncode == 0
+    why = {report.host: report.checks[0].cure for report in silent}
+    assert all("failed on node" in why[host] for host in hosts[:100]) and len(why) == 200
+
+
+HOSTS = [f"compute-{n:05d}" for n in range(10_000)]
+
+
+def test_the_connection_test_holds_10000_nodes(input_file: Path) -> None:
+    """Linux refuses an argument of more than 128 KiB, so nothing that grows with the number of nodes may be one."""
+    where = runner.TargetNodes(hosts=HOSTS, slurm_job="1", job_id="1")
+    seats = {host: NodeAddress(interface="eth0", address=f"10.1.{n >> 8}.{n & 255}") for n, host in enumerate(HOSTS)}
+    probes = [Probe(host=host, node_id=n, free_ports=[21000], unused_port=30000 + n) for n, host in enumerate(HOSTS)]
+    network = ChosenNetwork(network="10.1.0.0/16", seats=seats, reason="")
+    found, _ = runner._test_connectivity(where, NodeRequirements(python=sys.executable), probes, network)
+    assert found is not None and not any(verdict.answered for verdict in found.values())
+    namespace: dict[str, str] = {"__name__": "sent"}
+    exec(compile(input_file.read_text(), "connectivity_probe.py", "exec"), namespace)  # noqa: S102 - our own program
+    request = json.loads(zlib.decompress(base64.b64decode(namespace["REQUEST"])))
+    node = connectivity_probe.node_of(request, connectivity_probe.index_of(request, HOSTS[77]) or 0)
+    assert {peer for peer, _, _ in node.peers} == set(sampled_links(HOSTS, "1")[HOSTS[77]])
+
+
+def test_collectives_and_staging_hold_10000_nodes(input_file: Path) -> None:
+    probes = [Probe(host=host, node_id=n) for n, host in enumerate(HOSTS)]
+    found = runner.PreflightResult(reports=[], probes=probes, network=None, port=21000, probe_s=0, reach_s=0)
+    plan = make_plan(RunSpec(), machine_facts())
+    with pytest.raises(RunFailed, match="gave no results"):
+        link_tests.measure_collectives(runner.TargetNodes(hosts=HOSTS), found, plan, 1, NetworkPolicy(nodes=[]))
+    assert json.loads(input_file.read_text())["hosts"] == HOSTS
+    step = StagingStep(Allocation(job_id="1", nodes=tuple(HOSTS)), HOSTS, ["python3"], {"verb": "ask"})
+    with step, pytest.raises(RunFailed, match="did not answer"):
+        step.answers(1)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "folded"),
+    [
+        ("n1 n2 n3 n5 login", "n[1-3,5],login"), ("gpu08 gpu09 gpu10", "gpu[08-09],gpu10"), ("n9 n10 n11", "n[9-11]"),
+        ("r1n2 r1n3 r2n2", "r1n[2-3],r2n2"), ("n1 n1-ib n2-ib", "n1,n1-ib,n2-ib"), ("n7", "n7"),
+    ],
+)  # fmt: skip
+def test_host_lists_are_folded_as_slurm_does(hosts: str, folded: str) -> None:
+    assert srun.compress_hosts(hosts.split()) == folded

@@ -86,19 +86,6 @@ def test_a_damaged_archive_is_built_anew(tmp_path: Path) -> None:
     assert again.parts[0].how == "rebuilt" and again.key == first.key
 
 
-def test_two_builders_at_once_give_one_bundle(tmp_path: Path) -> None:
-    code = (
-        "import sys, pathlib; from allranks.nodes.staging import bundles; from allranks.spec import parse_spec\n"
-        "spec = parse_spec({'model': {'name': 'tiny:mistral'}, 'data': {'source': 'builtin:instructions'}})\n"
-        "made = bundles.build(spec, pathlib.Path(sys.argv[1]), packages=False); print(made.key, made.parts[0].how)"
-    )
-    start = [sys.executable, "-c", code, str(tmp_path)]
-    both = [subprocess.Popen(start, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate(timeout=60)[0].split() for process in both]
-    assert said[0][0] == said[1][0] and sorted(how for _, how in said).count("built") == 1
-    assert len(list(tmp_path.iterdir())) == 2 and (tmp_path / "bundles").is_dir()
-
-
 def test_packages_are_known_by_their_records(tmp_path: Path) -> None:
     site = fake_site(tmp_path / "site")
     source = environment_source(site)
@@ -277,12 +264,14 @@ def test_the_verb_prints_one_document(tmp_path: Path) -> None:
 
 def tree(folder: Path) -> list[tuple[str, Path]]:
     (folder / "pkg").mkdir(parents=True)
-    (folder / "pkg" / "a.py").write_text("A = 1\n")
-    (folder / "run.sh").write_text("#!/bin/sh\n")
+    for name, text in (("pkg/a.py", "A = 1\n"), ("run.sh", "#!/bin/sh\n"), ("ünï", "x" * 5000), ("long-" * 30, "y")):
+        (folder / name).write_text(text)
     (folder / "run.sh").chmod(0o700)
-    (folder / "ünï").write_text("x" * 5000)
-    (folder / ("long-" * 30)).write_text("y")
     (folder / "link").symlink_to("run.sh")
+    return files_of(folder)
+
+
+def files_of(folder: Path) -> list[tuple[str, Path]]:
     return [(str(p.relative_to(folder)), p) for p in folder.rglob("*") if p.is_file()]
 
 
@@ -292,51 +281,36 @@ def packed(target: Path, files: list[tuple[str, Path]]) -> str:
 
 
 def test_unpacking_gives_the_files_back(tmp_path: Path) -> None:
-    files = tree(tmp_path / "one")
+    files, out = tree(tmp_path / "one"), tmp_path / "out"
     sha256 = packed(tmp_path / "p.tar", files)
     assert packed(tmp_path / "again.tar", list(reversed(files))) == sha256, "in any order"
-    out = tmp_path / "out"
     unpack(str(tmp_path / "p.tar"), str(out), sha256)
-    assert len([path for path in out.rglob("*") if path.is_file()]) == 5 and out.stat().st_mode & 0o777 == 0o700
+    assert len(files_of(out)) == 5 and out.stat().st_mode & 0o777 == 0o700
     assert (out / "pkg" / "a.py").read_text() == "A = 1\n"
     assert os.access(out / "run.sh", os.X_OK) and not os.access(out / "ünï", os.X_OK)
     assert not (out / "link").is_symlink() and (out / "link").read_text() == "#!/bin/sh\n"
 
 
 def test_compiled_files_stay_valid_and_stale_ones_stale(tmp_path: Path) -> None:
-    site = tmp_path / "site"
+    site, out = tmp_path / "site", tmp_path / "out"
     site.mkdir()
     for name in ("good", "stale"):
         (site / f"{name}.py").write_text(f"NAME = {name!r}\n")
+        os.utime(site / f"{name}.py", (10**9, 10**9))
         py_compile.compile(str(site / f"{name}.py"))
     (site / "stale.py").write_text("NAME = 'other'\n")  # of the same size
     os.utime(site / "stale.py", (9, 9))
-    os.utime(site / "good.py", (10**9, 10**9))
-    py_compile.compile(str(site / "good.py"))
-    sha256 = packed(tmp_path / "p.tar", [(str(p.relative_to(site)), p) for p in site.rglob("*") if p.is_file()])
-    unpack(str(tmp_path / "p.tar"), str(tmp_path / "out"), sha256)
-    code = "import good, stale; print(good.NAME, stale.NAME)"
-    done = subprocess.run(
-        [sys.executable, "-v", "-B", "-c", code], cwd=tmp_path / "out", capture_output=True, text=True, timeout=30
-    )
-    assert done.stdout == "good other\n"
+    sha256 = packed(tmp_path / "p.tar", files_of(site))
+    unpack(str(tmp_path / "p.tar"), str(out), sha256)
+    start = [sys.executable, "-v", "-B", "-c", "import good, stale; print(good.NAME, stale.NAME)"]
+    done = subprocess.run(start, cwd=out, capture_output=True, text=True, timeout=30)
+    assert done.stdout == "good other\n" and "bytecode is stale for 'stale'" in done.stderr
     assert any("matches" in line and "good" in line for line in done.stderr.splitlines())
-    assert "bytecode is stale for 'stale'" in done.stderr
-
-
-def hostile(*entries: tarfile.TarInfo, content: bytes = b"x") -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as tar:
-        for entry in entries:
-            if entry.isreg():
-                entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content) if entry.isreg() else None)
-    return file.getvalue()
 
 
 def entry(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
     made = tarfile.TarInfo(name)
-    made.type, made.linkname = kind, target
+    made.type, made.linkname, made.size = kind, target, int(kind == tarfile.REGTYPE)
     return made
 
 
@@ -353,7 +327,9 @@ def entry(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile
 def test_hostile_archives_are_refused_and_leave_nothing(tmp_path: Path, entries: list[tarfile.TarInfo]) -> None:
     """Even with the hash that was announced, which only the user's own bundles have."""
     archive, place = tmp_path / "evil.tar", tmp_path / "place"
-    archive.write_bytes(hostile(*entries))
+    with tarfile.open(archive, mode="w") as tar:
+        for item in entries:
+            tar.addfile(item, io.BytesIO(b"x") if item.isreg() else None)
     place.mkdir()
     with pytest.raises(Refused, match="cannot be unpacked"):
         unpack(str(archive), str(place / "out"), file_hash(archive))

@@ -85,16 +85,14 @@ def test_a_card_has_the_name_of_the_legend_or_its_own() -> None:
     assert ("GPU0", "mlx5_1", "SOC") in types(old) and old.gpus[1].cpus == "20-39,60-79" and old.unread == []
 
 
-def test_numa_of_the_cpu_side_is_not_that_of_the_gpus_own_memory() -> None:
-    grace = parse_topology(texts.GRACE)
-    assert [(g.numa, g.cpus) for g in grace.gpus] == [(0, "0-71"), (1, "72-143")] and grace.unread == []
-
-
-@pytest.mark.parametrize("text", [texts.COLOURED, texts.CONTAINER], ids=["coloured", "container"])
-def test_no_value_is_none(text: str) -> None:
-    found = parse_topology(text)
-    assert [g.numa for g in found.gpus] == [None, None] and len(found.links) == 1 and found.unread == []
-    assert found.gpus[0].cpus == ("0-15" if "\x1b" in text else None)
+def test_numa_of_the_cpu_side_is_not_that_of_the_gpus_own_memory_and_no_value_is_none() -> None:
+    for text, numa, cpus in (
+        (texts.GRACE, [0, 1], ["0-71", "72-143"]), (texts.COLOURED, [None] * 2, ["0-15"] * 2),
+        (texts.CONTAINER, [None] * 2, [None] * 2),
+    ):  # fmt: skip
+        found = parse_topology(text)
+        assert [g.numa for g in found.gpus] == numa and [g.cpus for g in found.gpus] == cpus
+        assert found.between("GPU0", "GPU1") is not None and found.unread == []
 
 
 @pytest.mark.parametrize(
