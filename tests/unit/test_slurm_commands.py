@@ -121,9 +121,6 @@ def test_free_text_cannot_pretend_to_be_a_state() -> None:
 )
 def test_why_a_job_was_signalled(name: str, now: str, cause: str) -> None:
     assert answers.why_signalled(job(name), datetime.fromisoformat(now).timestamp(), signal_s=120) == cause
-
-
-def test_no_answer_gives_no_cause_and_no_verdict() -> None:
     assert answers.why_signalled(None, 0.0, 120) == "unknown"
     assert answers.is_lost(None) is None and answers.is_lost(NoAnswer("slurmctld is away")) is None
 
@@ -196,6 +193,12 @@ def test_a_job_that_slurm_does_not_know_differs_from_no_answer(tmp_path: Path) -
     assert isinstance(answer, NoAnswer) and "Unable to contact" in answer.reason
     assert state.state == NO_ANSWER and state.alive, "a controller that restarts has ended no job"
     assert away.restarts("7") is None and away.end_reason("7") == "unknown"
+    known = stub(tmp_path, scontrol=saying(tmp_path, text("22.05-job-running")))
+    answer, state = known.try_job("1"), known.state("1")
+    assert isinstance(answer, JobInfo) and answer.state == "RUNNING"
+    assert (state.state, state.nodes, state.alive, state.restarts) == ("RUNNING", "n[1-2]", True, 0)
+    ended = stub(tmp_path, scontrol=saying(tmp_path, text("22.05-job-failed")))
+    assert ended.end_reason("7") == "FAILED (NonZeroExitCode, exit code 3)"
 
 
 def test_a_node_that_slurm_does_not_know_differs_from_no_answer(tmp_path: Path) -> None:
@@ -204,15 +207,6 @@ def test_a_node_that_slurm_does_not_know_differs_from_no_answer(tmp_path: Path) 
     assert isinstance(away.try_node("n9"), NoAnswer)
     there = stub(tmp_path, scontrol=saying(tmp_path, text("22.05-node-down"))).try_node("n2")
     assert isinstance(there, NodeInfo) and there.responding is False
-
-
-def test_the_answer_of_a_job_is_read(tmp_path: Path) -> None:
-    slurm = stub(tmp_path, scontrol=saying(tmp_path, text("22.05-job-running")))
-    answer, state = slurm.try_job("1"), slurm.state("1")
-    assert isinstance(answer, JobInfo) and answer.state == "RUNNING"
-    assert (state.state, state.nodes, state.alive, state.restarts) == ("RUNNING", "n[1-2]", True, 0)
-    ended = stub(tmp_path, scontrol=saying(tmp_path, text("22.05-job-failed")))
-    assert ended.end_reason("7") == "FAILED (NonZeroExitCode, exit code 3)"
 
 
 @pytest.mark.parametrize("answer", [b"", b"\xff\xfe\x00garbage", b"JobId=x\n", b"<html>proxy</html>"])
