@@ -1,5 +1,4 @@
-"""Lines of diagnose_examples.tsv: a near miss of each failure class, and an example of each harmless message; and what
-the tests of diagnose share."""
+"""Lines of diagnose_examples.tsv (near misses of classes, harmless messages), and what the tests of diagnose share."""
 
 from __future__ import annotations
 

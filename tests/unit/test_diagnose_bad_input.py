@@ -9,6 +9,8 @@ import lzma
 import os
 import random
 import socket
+import tracemalloc
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,61 +18,60 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from allranks.analysis.diagnose import Diagnosis, diagnose
+from allranks.analysis.diagnose import Diagnosis, diagnose, scanner
 from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.cli.diagnose import diagnose_command
 from allranks.errors import RequestError
 from allranks.utils.decompression import READ_BYTES, DecompressedFile
 from tests.sampling import examples
+from tests.unit.diagnose_examples import DEVICE, ids, oom
 
-OOM = b"[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
-
-
-def _ids(diagnosis: Diagnosis) -> list[str]:
-    return [f.id for f in diagnosis.findings]
-
-
-@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress], ids=["gz", "bz2", "xz"])
-def test_packed_logs_are_read_whatever_their_name(tmp_path: Path, pack) -> None:
-    (tmp_path / "a.log").write_bytes(pack(b"hello\n" + OOM))
-    found = diagnose([tmp_path])
-    assert _ids(found) == ["cuda_oom"]
-    assert found.findings[0].evidence[0].line == 2
+OOM = oom(want="2.00 GiB").encode() + b"\n"
+PACKS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
+NOISE = random.Random(0).randbytes(1 << 19).hex().encode()
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress], ids=["gz", "bz2", "xz"])
-def test_cut_archive_is_said_and_its_beginning_counts(tmp_path: Path, pack) -> None:
-    noise = random.Random(0).randbytes(1 << 19).hex().encode()
-    text = OOM + b"\n".join(noise[i : i + 80] for i in range(0, len(noise), 80))
-    whole = pack(text)
-    (tmp_path / "a.log").write_bytes(whole[: int(len(whole) * 0.9)])
-    (tmp_path / "b.log").write_bytes(b"RuntimeError: CUDA error: invalid device ordinal\n")
-    found = diagnose([tmp_path])
-    assert set(_ids(found)) == {"cuda_oom", "invalid_device"}
-    assert any("a.log" in p.file and "truncated or damaged" in p.text for p in found.problems)
+def make(folder: Path, **files: bytes) -> Diagnosis:
+    for name, data in files.items():
+        (folder / f"{name}.log").write_bytes(data)
+    return diagnose([folder])
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress], ids=["gz", "xz"])
-def test_a_small_archive_that_breaks_off_is_read_up_to_there(tmp_path: Path, pack) -> None:
-    """The end of a log tells most; less than a block of it must not be lost with what is missing."""
-    noise = [random.Random(seed).randbytes(60_000).hex().encode() for seed in (0, 1)]
-    (tmp_path / "a.log").write_bytes(pack(noise[0] + b"\n" + OOM + noise[1])[:-30_000])
-    found = diagnose([tmp_path])
-    assert _ids(found) == ["cuda_oom"]
-    assert "is truncated; the part before was read" in found.problems[0].text
+def problems(found: Diagnosis) -> dict[str, str]:
+    return {Path(p.file).name: p.text for p in found.problems}
 
 
-def test_binary_and_empty_files_are_said(tmp_path: Path) -> None:
-    (tmp_path / "core.1").write_bytes(b"\x7fELF" + os.urandom(4000))
-    (tmp_path / "noise.log").write_bytes(os.urandom(40000))
-    (tmp_path / "empty.log").write_bytes(b"")
-    (tmp_path / "good.log").write_bytes(OOM)
-    found = diagnose([tmp_path])
-    assert _ids(found) == ["cuda_oom"]
-    told = {Path(p.file).name: p.text for p in found.problems}
-    assert "binary" in told["core.1"]
-    assert "binary" in told["noise.log"]
-    assert "empty" in told["empty.log"]
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        *((pack(b"hello\n" + OOM), 2) for pack in PACKS.values()),  # whatever its name
+        ((OOM.decode().rstrip() + " auf dem Gerät in Köln\n").encode("latin-1"), 1),
+        (b"\0" * 100_000 + b"begin\n" + OOM, 2),  # holes of zeros are not binary
+    ],
+    ids=[*PACKS, "no UTF-8", "holes"],
+)
+def test_what_can_be_read_is_read(tmp_path: Path, data: bytes, line: int) -> None:
+    (finding,) = make(tmp_path, a=data).findings
+    assert (finding.id, finding.evidence[0].line) == ("cuda_oom", line)
+
+
+@pytest.mark.parametrize("kind", PACKS)
+def test_cut_archive_is_said_and_its_beginning_counts(tmp_path: Path, kind: str) -> None:
+    whole = PACKS[kind](OOM + b"\n".join(NOISE[i : i + 80] for i in range(0, len(NOISE), 80)))
+    found = make(tmp_path, a=whole[: int(len(whole) * 0.9)], b=DEVICE.encode())
+    assert set(ids(found)) == {"cuda_oom", "invalid_device"} and "truncated or damaged" in problems(found)["a.log"]
+    if kind != "bz2":  # the end of a log tells most: less than a block of it is not lost with what is missing
+        small = make(tmp_path, a=PACKS[kind](NOISE[:120_000] + b"\n" + OOM + NOISE[120_000:240_000])[:-30_000], b=b"")
+        assert ids(small) == ["cuda_oom"] and "is truncated; the part before was read" in problems(small)["a.log"]
+
+
+def test_binary_packed_and_empty_files_are_said(tmp_path: Path) -> None:
+    zstd = b"\x28\xb5\x2f\xfd" + bytes(100)
+    elf, noise = b"\x7fELF" + os.urandom(4000), os.urandom(40000)
+    found = make(tmp_path, core=elf, noise=noise, empty=b"", good=OOM, zstd=zstd)
+    assert ids(found) == ["cuda_oom"]
+    said = {"core.log": "binary", "noise.log": "binary", "empty.log": "empty", "zstd.log": "decompress it first"}
+    assert {name: said[name] in text for name, text in problems(found).items()} == dict.fromkeys(said, True)
 
 
 def test_unreadable_files_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,27 +80,16 @@ def test_unreadable_files_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "circle.log").symlink_to(tmp_path / "circle.log")
     os.mkfifo(tmp_path / "pipe.log")
     (tmp_path / "loop").symlink_to(tmp_path)
-    (tmp_path / "good.log").write_bytes(OOM)
+    make(tmp_path, good=OOM)
     (tmp_path / "again.log").symlink_to(tmp_path / "good.log")
     monkeypatch.chdir(tmp_path)  # the path of a socket must be short
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("s.log")
         found = diagnose([tmp_path, tmp_path / "loop"])
-    assert _ids(found) == ["cuda_oom"]
-    assert found.files == 1
-    assert found.findings[0].count == 1
-    told = {Path(p.file).name: p.text for p in found.problems}
-    assert set(told) == {"dead.log", "circle.log", "pipe.log", "s.log"}
-    assert "not a regular file" in told["pipe.log"]
-    assert "links" in told["circle.log"]
-
-
-def test_zstd_is_not_read_and_said(tmp_path: Path) -> None:
-    (tmp_path / "a.log").write_bytes(b"\x28\xb5\x2f\xfd" + bytes(100))
-    (tmp_path / "good.log").write_bytes(OOM)
-    found = diagnose([tmp_path])
-    assert _ids(found) == ["cuda_oom"]
-    assert "decompress it first" in found.problems[0].text
+    assert (ids(found), found.files, found.findings[0].count) == (["cuda_oom"], 1, 1)
+    said = problems(found)
+    assert set(said) == {"dead.log", "circle.log", "pipe.log", "s.log"}
+    assert "not a regular file" in said["pipe.log"] and "links" in said["circle.log"]
 
 
 @pytest.mark.parametrize(
@@ -140,11 +130,7 @@ def test_names_that_are_no_text_reach_terminal_and_json(tmp_path: Path) -> None:
 def test_ranks_that_write_into_one_file_are_told_apart(tmp_path: Path) -> None:
     """Three ranks' tracebacks, line by line in turn: each error belongs to the rank and the frames with its prefix."""
     frames = {0: "torch/optim/adamw.py", 1: "torch/nn/linear.py", 2: "train.py"}
-    errors = {
-        0: "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB",
-        1: "KeyError: 'x'",
-        2: "KeyError: 'x'",
-    }
+    errors = {0: oom(), 1: "KeyError: 'x'", 2: "KeyError: 'x'"}
     rows = [[f'[rank{r}]:   File "/env/{frames[r]}", line 5, in step', f"[rank{r}]: {errors[r]}"] for r in range(3)]
     (tmp_path / "a.log").write_text("\n".join(line for turn in zip(*rows, strict=True) for line in turn) + "\n")
     found = {f.id: f for f in diagnose([tmp_path]).findings}
@@ -158,57 +144,36 @@ def test_absent_path_is_the_callers_mistake(tmp_path: Path) -> None:
         diagnose([tmp_path / "nowhere"])
 
 
-def test_bytes_that_are_no_utf_8(tmp_path: Path) -> None:
-    (tmp_path / "a.log").write_bytes((OOM.decode().rstrip() + " auf dem Gerät in Köln\n").encode("latin-1"))
-    assert _ids(diagnose([tmp_path])) == ["cuda_oom"]
+def different_lines() -> Iterator[bytes]:
+    rng = random.Random(1)
+    words = ["".join(rng.choices("abcdefghij", k=9)) for _ in range(5000)]
+    for _ in range(80_000):
+        yield (" ".join(rng.choices(words, k=8)) + "\n").encode() * 2  # what comes twice is remembered, up to a bound
 
 
-def test_holes_of_zeros_are_no_binary(tmp_path: Path) -> None:
-    (tmp_path / "a.log").write_bytes(b"\0" * 100_000 + b"begin\n" + OOM)
-    assert _ids(diagnose([tmp_path])) == ["cuda_oom"]
-
-
-def test_endless_line_is_read_in_bounded_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("pieces", "limit"),
+    [
+        ([*[b"x" * (1 << 20)] * 8, OOM.rstrip(), *[b" y" * (1 << 19)] * 8, b"\n"], 8 << 20),
+        (different_lines(), 12 << 20),
+    ],
+    ids=["endless line", "different lines"],
+)
+def test_any_log_is_read_in_bounded_memory(
+    tmp_path: Path, pieces: Iterable[bytes], limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """16 MB without a line end: what stands in its middle is found, and it is never held whole."""
-    import tracemalloc
-
+    monkeypatch.setattr(scanner, "MAX_FORMS", 5000)
     with (tmp_path / "a.log").open("wb") as file:
-        for _ in range(8):
-            file.write(b"x" * (1 << 20))
-        file.write(OOM.rstrip())
-        for _ in range(8):
-            file.write(b" y" * (1 << 19))
-        file.write(b"\n")
+        file.writelines(pieces)
     tracemalloc.start()
     found = diagnose([tmp_path])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert _ids(found) == ["cuda_oom"]
-    assert found.findings[0].evidence[0].line == 1
-    assert len(found.findings[0].evidence[0].text) < 2000
-    assert peak < 8 << 20
-
-
-def test_many_different_lines_are_read_in_bounded_memory(tmp_path: Path) -> None:
-    import tracemalloc
-
-    from allranks.analysis.diagnose import scanner
-
-    rng = random.Random(1)
-    words = ["".join(rng.choices("abcdefghij", k=9)) for _ in range(5000)]
-    with (tmp_path / "a.log").open("w") as file:
-        for _ in range(80_000):
-            line = " ".join(rng.choices(words, k=8)) + "\n"
-            file.write(line + line)  # what comes twice is remembered, up to a bound
-    tracemalloc.start()
-    old, scanner.MAX_FORMS = scanner.MAX_FORMS, 5000
-    try:
-        diagnose([tmp_path])
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        scanner.MAX_FORMS = old
-        tracemalloc.stop()
-    assert peak < 12 << 20, peak
+    assert peak < limit
+    if isinstance(pieces, list):
+        evidence = found.findings[0].evidence[0]
+        assert (ids(found), evidence.line) == (["cuda_oom"], 1) and len(evidence.text) < 2000
 
 
 @pytest.mark.parametrize(
@@ -227,7 +192,7 @@ def test_many_different_lines_are_read_in_bounded_memory(tmp_path: Path) -> None
 def test_prefixes_do_not_hide_a_message(tmp_path: Path, line: str, name: str) -> None:
     other = line.format("working").replace("3", "1")
     (tmp_path / "a.log").write_text(f"{other}\n{line.format(CATALOGUE[name].example)}\n{other}\n")
-    assert _ids(diagnose([tmp_path]))[:1] == [name]
+    assert ids(diagnose([tmp_path]))[:1] == [name]
 
 
 @settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -241,15 +206,14 @@ def test_any_bytes_are_survived(tmp_path: Path, pieces: list[bytes], end: bytes)
     assert done.exception is None, done.exception
 
 
-@pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])
+@pytest.mark.parametrize("kind", PACKS)
 @pytest.mark.parametrize("shift", [-2, -1, 0, 1])
 @pytest.mark.parametrize("zeros", [0, 3 * READ_BYTES])
 def test_a_second_stream_is_read_wherever_the_first_one_ends(kind: str, shift: int, zeros: int) -> None:
     """Reads end inside the next stream's first bytes, between the streams, and in zeros between them."""
-    pack = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}[kind]
     first = random.Random(7).randbytes(500)
-    packed = pack(first)
-    file = _Reads(packed + bytes(zeros) + pack(b"the second"), len(packed) + shift)
+    packed = PACKS[kind](first)
+    file = _Reads(packed + bytes(zeros) + PACKS[kind](b"the second"), len(packed) + shift)
     assert DecompressedFile(file, kind).read(1000) == first + b"the second"
 
 

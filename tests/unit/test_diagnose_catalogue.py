@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from pathlib import Path
 
@@ -12,33 +13,25 @@ from allranks.analysis.diagnose.catalogue import CATALOGUE, all_rules
 from allranks.analysis.diagnose.catalogue.messages import BENIGN_MESSAGES, FACT_PATTERNS
 from allranks.analysis.diagnose.patterns import FAST_BYTES, LiteralPrefilter, Pattern, find_anchors
 from tests.conftest import shared
-from tests.unit.diagnose_examples import HARMLESS, NEAR_MISSES
+from tests.unit.diagnose_examples import HARMLESS, NEAR_MISSES, ids, of
 
 EXAMPLES = [entry.example for entry in CATALOGUE.values()]
 ENTRIES = pytest.mark.parametrize("entry", CATALOGUE.values(), ids=list(CATALOGUE))
 
 
-def _ids(tmp_path: Path, text: str) -> list[str]:
-    path = tmp_path / "x.log"
-    path.write_text(text + "\n")
-    return [f.id for f in diagnose([path]).findings]
-
-
 @ENTRIES
 def test_example_is_named_first(entry, tmp_path: Path) -> None:
-    assert _ids(tmp_path, entry.example)[:1] == [entry.id]
+    assert ids(of(tmp_path, entry.example))[:1] == [entry.id]
 
 
 @ENTRIES
 def test_near_miss_is_not_named(entry, tmp_path: Path) -> None:
-    assert entry.id not in _ids(tmp_path, NEAR_MISSES[entry.id])
+    assert entry.id not in ids(of(tmp_path, NEAR_MISSES[entry.id]))
 
 
 @pytest.mark.parametrize("harmless", BENIGN_MESSAGES.values(), ids=list(BENIGN_MESSAGES))
 def test_harmless_example_is_no_finding(harmless, tmp_path: Path) -> None:
-    path = tmp_path / "x.log"
-    path.write_text(HARMLESS[harmless.id] + "\n")
-    found = diagnose([path])
+    found = of(tmp_path, HARMLESS[harmless.id])
     assert not found.findings
     assert [b.id for b in found.benign] == [harmless.id]
 
@@ -96,10 +89,9 @@ def test_a_match_contains_an_anchor_at_the_start_of_a_word(regex: str, anchors: 
 
 def test_no_pattern_names_a_sample() -> None:
     """A rule that knows a host, a path or a job number of the samples would pass there and nowhere else."""
-    folder = shared("logs")
-    words = set()
-    for path in folder.glob("*.log"):
-        words |= set(re.findall(r"\b(?:[a-z]+\d{3,}|\d{5,})\b", path.read_text()))
+    words = {
+        w for path in shared("logs").glob("*.log") for w in re.findall(r"\b(?:[a-z]+\d{3,}|\d{5,})\b", path.read_text())
+    }
     words -= {"sha256"}
     everything = [p for e in CATALOGUE.values() for p in e.patterns] + [p for ps in FACT_PATTERNS.values() for p in ps]
     for pattern in everything:
@@ -109,14 +101,30 @@ def test_no_pattern_names_a_sample() -> None:
 
 def test_a_match_begins_a_word() -> None:
     pattern = Pattern(r"ib timeout|: late", "ib timeout|late")
-    assert pattern.search("an ib timeout")
-    assert pattern.search("_ib timeout, node: late")
-    assert pattern.search("node: late")
-    assert not pattern.search("attrib timeout")
+    lines = ("an ib timeout", "_ib timeout, node: late", "node: late", "attrib timeout")
+    assert [bool(pattern.search(line)) for line in lines] == [True, True, True, False]
 
 
-def test_the_progress_rule_needs_no_second_look() -> None:
-    """Lines of progress are counted by their form alone, which has no digits: a literal digit would let every candidate
-    pass."""
-    (rule,) = [r for r in all_rules() if r.kind == "progress"]
-    assert rule.exact
+# logs of real runs: the stated cause comes first, and healthy ones give nothing
+
+
+def _rows() -> list[dict[str, str]]:
+    with shared("logs", "INDEX.tsv").open() as file:
+        return list(csv.DictReader(file, delimiter="\t"))
+
+
+def _first(row: dict[str, str]) -> str:
+    findings = diagnose([shared("logs", row["file"])]).findings
+    return findings[0].id if findings else "healthy"
+
+
+def test_stated_causes_come_first() -> None:
+    stated = [row for row in _rows() if row["basis"] != "log-only"]
+    wrong = {row["file"]: (row["id"], found) for row in stated if (found := _first(row)) != row["id"]}
+    assert len(wrong) <= 0.1 * len(stated), wrong
+
+
+def test_healthy_logs_give_no_finding() -> None:
+    healthy = [row for row in _rows() if row["id"] == "healthy"]
+    assert healthy
+    assert not [row["file"] for row in healthy if _first(row) != "healthy"]

@@ -12,33 +12,26 @@ import pytest
 
 from allranks.analysis.diagnose import Diagnosis, diagnose
 from allranks.analysis.flight_recorder import plain_value
+from tests.unit.diagnose_examples import DEVICE, ids, of
 
+DISTRIBUTED = "/env/site-packages/torch/distributed/distributed_c10d.py"
 Calls = list[tuple[int, str, int, str]]
 
 
 def _dump(calls: Calls, line: int) -> dict[str, Any]:
-    return {
-        "version": "2.9",
-        "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2]"}},
-        "entries": [
-            {
-                "record_id": i,
-                "pg_id": 0,
-                "process_group": ("0", "default_pg"),
-                "collective_seq_id": seq,
-                "profiling_name": f"nccl:{op}",
-                "input_sizes": [[size]],
-                "output_sizes": [[size]],
-                "state": state,
-                "is_p2p": False,
-                "frames": [
-                    {"name": op, "filename": "/env/site-packages/torch/distributed/distributed_c10d.py", "line": 7},
-                    {"name": "train", "filename": "/code/train.py", "line": line},
-                ],
-            }
-            for i, (seq, op, size, state) in enumerate(calls)
-        ],
-    }
+    entries = [
+        {
+            "record_id": i, "pg_id": 0, "process_group": ("0", "default_pg"), "collective_seq_id": seq, "state": state,
+            "profiling_name": f"nccl:{op}", "input_sizes": [[size]], "output_sizes": [[size]], "is_p2p": False,
+            "frames": [
+                {"name": op, "filename": DISTRIBUTED, "line": 7},
+                {"name": "train", "filename": "/code/train.py", "line": line},
+            ],
+        }
+        for i, (seq, op, size, state) in enumerate(calls)
+    ]  # fmt: skip
+    groups = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2]"}}
+    return {"version": "2.9", "pg_config": groups, "entries": entries}
 
 
 def _write(folder: Path, ranks: list[Calls], form: str) -> Diagnosis:
@@ -51,16 +44,24 @@ def _write(folder: Path, ranks: list[Calls], form: str) -> Diagnosis:
     return diagnose([folder])
 
 
-DONE = (1, "all_reduce", 4, "completed")
-FORM = pytest.mark.parametrize("form", ["2", "4", "5", "json"])
+DONE, WAITS = (1, "all_reduce", 4, "completed"), (2, "all_reduce", 4, "started")
 
 
-@FORM
-def test_rank_that_never_came_is_named_with_its_line(tmp_path: Path, form: str) -> None:
-    wait = [DONE, (2, "all_reduce", 4, "started")]
-    finding = _write(tmp_path, [wait, [DONE], wait], form).findings[0]
-    assert (finding.id, finding.rank) == ("collective_mismatch", 1)
-    assert "/code/train.py:41" in finding.cause
+@pytest.mark.parametrize("form", ["2", "4", "5", "json"])
+@pytest.mark.parametrize(
+    ("ranks", "kind", "rank", "says"),
+    [
+        ([[DONE, WAITS], [DONE], [DONE, WAITS]], "collective_mismatch", 1, "/code/train.py:41"),
+        ([*[[DONE, WAITS]] * 2, [DONE, (2, "broadcast", 4, "started")]], "collective_mismatch", 2, "broadcast"),
+        ([[(9, "all_reduce", 4, "started")]] * 3, "collective_hang", None, "network"),
+        ([[(1, "all_reduce", 4, "started")]] * 3, "first_collective_failed", None, ""),
+    ],
+)
+def test_rank_that_never_came_is_named_with_its_line(
+    tmp_path: Path, ranks: list[Calls], kind: str, rank: int | None, says: str, form: str
+) -> None:
+    finding = _write(tmp_path, ranks, form).findings[0]
+    assert (finding.id, finding.rank) == (kind, rank) and says in finding.cause
 
 
 def test_gloo_marks_what_has_ended_as_retired_only(tmp_path: Path) -> None:
@@ -71,16 +72,6 @@ def test_gloo_marks_what_has_ended_as_retired_only(tmp_path: Path) -> None:
         (tmp_path / f"trace_rank_{rank}.json").write_text(json.dumps(dump))
     finding = diagnose([tmp_path]).findings[0]
     assert (finding.id, finding.rank) == ("collective_mismatch", 1)
-
-
-def test_all_in_the_same_call_points_at_the_network(tmp_path: Path) -> None:
-    finding = _write(tmp_path, [[(9, "all_reduce", 4, "started")]] * 3, "2").findings[0]
-    assert (finding.id, finding.rank) == ("collective_hang", None)
-    assert "network" in finding.cause
-
-
-def test_first_call_of_all(tmp_path: Path) -> None:
-    assert _write(tmp_path, [[(1, "all_reduce", 4, "started")]] * 3, "2").findings[0].id == "first_collective_failed"
 
 
 class Bomb:
@@ -99,9 +90,8 @@ def test_pickles_are_never_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_cut_dump_is_said(tmp_path: Path) -> None:
     whole = pickle.dumps(_dump([DONE] * 50, 1), protocol=2)
     (tmp_path / "trace_rank_0").write_bytes(whole[: len(whole) // 2])
-    (tmp_path / "good.log").write_text("RuntimeError: CUDA error: invalid device ordinal\n")
-    found = diagnose([tmp_path])
-    assert [f.id for f in found.findings] == ["invalid_device"]
+    found = of(tmp_path, {"good.log": DEVICE})
+    assert ids(found) == ["invalid_device"]
     assert "truncated or damaged" in found.problems[0].text
 
 
@@ -149,35 +139,20 @@ def _stacks(folder: Path, ranks: list[str]) -> Diagnosis:
 )
 def test_stack_that_is_unlike_the_others_names_rank_and_place(tmp_path: Path, frames: str, kind: str) -> None:
     finding = _stacks(tmp_path, [WAIT, WAIT, frames, WAIT]).findings[0]
-    assert (finding.id, finding.rank) == (kind, 2)
-    assert "rank 2" in finding.cause
+    assert (finding.id, finding.rank) == (kind, 2) and "rank 2" in finding.cause
 
 
 def test_all_stacks_in_the_same_collective_abstain(tmp_path: Path) -> None:
-    assert [f.id for f in _stacks(tmp_path, [WAIT] * 3).findings] == ["collective_hang"]
+    assert ids(_stacks(tmp_path, [WAIT] * 3)) == ["collective_hang"]
 
 
 def test_faulthandler_dumps(tmp_path: Path) -> None:
-    dump = """Current thread 0x00007f01 (most recent call first):
-  File "/env/site-packages/torch/{place}
-  File "/code/train.py", line 9 in main
-  File "/code/train.py", line 12 in <module>
-"""
-    wait = dump.format(place='distributed/distributed_c10d.py", line 5 in barrier')
-    load = dump.format(place='utils/data/dataloader.py", line 5 in _next_data')
-    for rank, text in enumerate([wait, load, wait]):
-        (tmp_path / f"n.rank{rank}.log").write_text(text)
-    finding = diagnose([tmp_path]).findings[0]
+    frame = 'Current thread 0x01 (most recent call first):\n  File "/env/torch/{}\n  File "/code/t.py", line 9 in main'
+    wait = frame.format('distributed/distributed_c10d.py", line 5 in barrier')
+    load = frame.format('utils/data/dataloader.py", line 5 in _next_data')
+    finding = of(tmp_path, {f"n.rank{rank}.log": text for rank, text in enumerate([wait, load, wait])}).findings[0]
     assert (finding.id, finding.rank) == ("dataloader_hang", 1)
 
 
 def test_stacks_of_a_job_that_works_are_no_finding(tmp_path: Path) -> None:
     assert not _stacks(tmp_path, [OWN, OWN]).findings
-
-
-@FORM
-def test_unlike_calls(tmp_path: Path, form: str) -> None:
-    wait = [DONE, (2, "all_reduce", 4, "started")]
-    finding = _write(tmp_path, [wait, wait, [DONE, (2, "broadcast", 4, "started")]], form).findings[0]
-    assert (finding.id, finding.rank) == ("collective_mismatch", 2)
-    assert "broadcast" in finding.cause

@@ -13,7 +13,7 @@ from allranks.analysis.diagnose import diagnose
 from allranks.analysis.diagnose.lines import timestamp_of
 from allranks.analysis.diagnose.terminal import diagnosis_lines
 from tests.unit.diagnose_examples import DEVICE, DISK, answer, ids, of, oom
-from tests.unit.test_diagnose_judge import LOST, watchdog
+from tests.unit.test_diagnose_judge import LOST
 
 BEGAN = "n1:70:70 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 3 nranks 4 cudaDev 0 busId 1000 - Init START"
 FAILED = "n1:70:71 [0] NCCL WARN Cuda failure 'invalid device ordinal'"
@@ -73,13 +73,6 @@ def test_the_agents_table_names_the_rank_and_only_its_own_lines_count(tmp_path: 
 def ends(*rows: tuple[int, int, float]) -> str:
     failed = [{"rank": r, "host": f"n{r}", "pid": 9 + r, "exitcode": c, "time": t} for r, c, t in rows]
     return json.dumps({"host": "n1", "attempt": 1, "failed": failed}, indent=2)
-
-
-def test_ranks_that_an_agent_stopped_and_that_saved_have_not_failed(tmp_path: Path) -> None:
-    """As after the end of the command that followed them."""
-    saved = [{"rank": 0, "host": "n1", "pid": 9, "exitcode": 0, "time": 1.7e9}]
-    record = json.dumps({"reason": "the agent received SIGTERM", "failed": [], "succeeded": saved}, indent=2)
-    assert of(tmp_path, {"n1.exit.json": record}).verdict == "healthy"
 
 
 def test_of_a_run_only_the_newest_attempt_is_read(tmp_path: Path) -> None:
@@ -207,22 +200,6 @@ def test_many_lines_of_one_rank_crowd_out_no_other(tmp_path: Path) -> None:
     lines = [f"[rank0]: 2025-02-04 10:00:09 {DEVICE}"] * 200 + [f"[rank1]: 2025-02-04 10:00:01 {DEVICE}"]
     finding = of(tmp_path, "\n".join(lines)).findings[0]
     assert (finding.rank, finding.count) == (1, 201)
-
-
-@pytest.mark.parametrize(
-    ("frame", "kind"),
-    [
-        ('File "/code/x.py", line 3, in save_checkpoint', "checkpoint_collective"),
-        ('File "/v/torch/utils/data/dataloader.py", line 3, in _next_data', "dataloader_hang"),
-        ('File "/code/x.py", line 3, in forward', "collective_hang"),
-    ],
-)
-@pytest.mark.parametrize("last", [True, False], ids=["with its error", "cut off"])
-def test_frames_tell_what_the_rank_was_doing(tmp_path: Path, frame: str, kind: str, last: bool) -> None:
-    lines = [f"[rank0]:   {frame}", "[rank0]: torch.distributed.DistBackendError: timeout"][: 2 if last else 1]
-    found = of(tmp_path, "\n".join([watchdog(1), *lines, watchdog(0)]))
-    assert kind in ids(found) or (kind == "dataloader_hang" and not last), ids(found)
-    assert kind != "collective_hang" or ids(found) == [kind]
 
 
 def test_what_a_person_is_shown(tmp_path: Path) -> None:

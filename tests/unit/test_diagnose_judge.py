@@ -83,6 +83,12 @@ LINEAR, SGD = frames(("torch/nn/modules/linear.py", "forward"), ("torch/optim/sg
 SAVES = '[rank{}]:   File "/code/x.py", line 3, in save_checkpoint'
 BEGUN = "INFO Saving model checkpoint to /out/step-100"
 ENDED = "INFO checkpoint saved in 3 s\nstep 101 loss 2.0"
+FRAMES = (
+    ('[rank0]:   File "/code/x.py", line 3, in save_checkpoint', "checkpoint_collective", 0),
+    ('[rank0]:   File "/v/torch/utils/data/dataloader.py", line 3, in _next_data', "dataloader_hang", 0),
+    ('[rank0]:   File "/code/x.py", line 3, in forward', "collective_hang", None),
+)
+END = "[rank0]: torch.distributed.DistBackendError: timeout"
 MAY_INDICATE = "[rank2]: This may indicate a possible application crash on rank {} or a network set up issue."
 SETTING_UP = "[rank1]: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d"
 LMOD = 'Lmod has detected the following error: The following module(s) are unknown: "tools"'
@@ -163,6 +169,7 @@ TWO = {"a": f"[2025-02-04 10:00:09,0] [rank0] {DISK}", "b": f"[2025-02-04 10:00:
         ([watchdog(0, 901), watchdog(1, op="BROADCAST"), watchdog(2, 901)], ["collective_mismatch"], 1, ""),
         ([watchdog(0, 500), watchdog(0, 700, "BROADCAST")], ["collective_mismatch"], 0, "several groups at once"),
         ([watchdog(0), watchdog(1), SAVES.format(0), SAVES.format(1)], ["checkpoint_collective"], None, ""),
+        *(([watchdog(1), f, *end, watchdog(0)], [kind], r, "") for f, kind, r in FRAMES for end in ([END], [])),
         # ranks that never called it are named: in the same group only, and where they had called less
         ([WAITS, *idle(0, 899)], ["collective_mismatch"], 2, "rank 2, 3 had completed"),
         ([WAITS, *idle(1, 899)], ["collective_hang"], 0, ""),
@@ -311,6 +318,8 @@ def test_a_kill_is_put_down_to_memory_only_as_far_as_the_logs_say_so(tmp_path: P
 PARAMS = (
     "RuntimeError: DDP expects same model across all ranks, but Rank 1 has 9 params,\n    while rank 0 has inconsistent"
 )
+XID, IBVWRAP = "[ 10.5] NVRM: Xid (PCI:0000:c1:00): ", "n1:1:1 [0] misc/ibvwrap.cc:262"
+ESCAPED = "Error: Traceback (most recent call last):\\n  File \"x.py\", line 1, in f\\nKeyError: 'k'"
 OFI = "NCCL INFO NET/OFI Could not disable CUDA API usage\nNCCL INFO Using network"
 
 
@@ -347,6 +356,17 @@ OFI = "NCCL INFO NET/OFI Could not disable CUDA API usage\nNCCL INFO Using netwo
         ("Last enqueued NCCL work: -1, last completed NCCL work: -1", []),
         ("Last enqueued NCCL work: 2, last completed NCCL work: 2", []),
         ("fused.so: cannot open shared object file: No such file or directory, falling back to the plain kernel", []),
+        # messages on two lines
+        (f"{IBVWRAP} NCCL WARN\nCall to ibv_reg_mr failed with error Cannot allocate memory", ["memlock_limit"]),
+        ("[rank0]: torch.OutOfMemoryError: CUDA out of\n[rank0]: memory. Tried to allocate 2.00 GiB", ["cuda_oom"]),
+        ("[rank0]: RuntimeError: CUDA error: invalid\n[rank1]: ok\n[rank0]: device ordinal", ["invalid_device"]),
+        (ESCAPED, ["application_error"]),
+        # harmless values of structured messages
+        (f"{XID}45, pid=77, name=python, Ch 00000010", []),
+        (f"{XID}154, GPU recovery action changed from 0x0 (None) to 0x0 (None)", []),
+        ("nvidia-nvswitch3: SXid (PCI:0000:86:00.0): 12028, Non-fatal, Link 31", []),
+        ("4711 train COMPLETED 0:0", []),
+        ("job ended with exit code 0", []),
         (f"{PARAMS} 0 params.", ["first_collective_failed"]),
         (f"{PARAMS} 8 params.", ["model_differs_between_ranks"]),
     ],

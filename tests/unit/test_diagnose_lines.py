@@ -1,26 +1,19 @@
-"""Lines: emitter, severity, prefixes; logical lines that were wrapped; structured messages; remedies by family of
-exception."""
+"""Lines: emitter, severity, prefixes; messages that were wrapped or are structured; families of exceptions."""
 
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
 
-from allranks.analysis.diagnose import Diagnosis, diagnose
-from allranks.analysis.diagnose.causes import HIGHEST, MEASURED, UNSURE_HIGHEST
-from allranks.analysis.diagnose.causes.exceptions import FAMILIES, family_of
+from allranks.analysis.diagnose import diagnose
+from allranks.analysis.diagnose.causes import HIGHEST, UNSURE_HIGHEST
+from allranks.analysis.diagnose.causes.exceptions import family_of
 from allranks.analysis.diagnose.lines import EMITTERS, parse_line, strip_escapes
-
-
-def of(tmp_path: Path, text: str, name: str = "a.log") -> Diagnosis:
-    (tmp_path / name).write_text(text + "\n")
-    return diagnose([tmp_path])
-
-
-def ids(found: Diagnosis) -> list[str]:
-    return [f.id for f in found.findings]
+from allranks.analysis.diagnose.scanner import Scanner
+from tests.unit.diagnose_examples import ids, of
 
 
 @pytest.mark.parametrize(
@@ -72,40 +65,18 @@ def test_prefixes_are_stripped_from_a_traceback(
 
 
 @pytest.mark.parametrize(
-    "raw",
-    [
-        b"\x1b[31m\x1b[1mred\x1b[0m",
-        b"[31m[1mred[0m",
-        rb"\x1b[31mred\x1b[0m",
-        rb"\u001b[31mred\u001b[0m",
-        b"^[[31mred^[[0m",
-    ],
+    "raw", [b"\x1b[31m\x1b[1m{}\x1b[0m", b"[31m{}[0m", rb"\u001b[31m{}\u001b[0m", b"^[[31m{}^[[0m"]
 )
 def test_escape_codes_are_removed_in_any_spelling(raw: bytes) -> None:
-    assert strip_escapes(raw) == b"red"
+    assert strip_escapes(raw.replace(b"{}", b"red")) == b"red"
     assert strip_escapes(b"x[3] took [5m] a[31]m") == b"x[3] took [5m] a[31]m"
 
 
-@pytest.mark.parametrize(
-    ("lines", "kind"),
-    [
-        (
-            "n1:1:1 [0] misc/ibvwrap.cc:262 NCCL WARN\nCall to ibv_reg_mr failed with error Cannot allocate memory",
-            "memlock_limit",
-        ),
-        ("[rank0]: torch.OutOfMemoryError: CUDA out of\n[rank0]: memory. Tried to allocate 2.00 GiB", "cuda_oom"),
-        ("[rank0]: RuntimeError: CUDA error: invalid\n[rank1]: ok\n[rank0]: device ordinal", "invalid_device"),
-        (
-            "Error: Traceback (most recent call last):\\n  File \"x.py\", line 1, in f\\nKeyError: 'k'",
-            "application_error",
-        ),
-    ],
-)
-def test_a_message_on_two_lines_is_read_as_one(tmp_path: Path, lines: str, kind: str) -> None:
-    assert ids(of(tmp_path, lines))[:1] == [kind]
-
-
-XID = "[ 10.5] NVRM: Xid (PCI:0000:c1:00): "
+XID, SXID = "[ 10.5] NVRM: Xid (PCI:0000:c1:00): ", "nvidia-nvswitch3: SXid (PCI:0000:86:00.0): "
+RECOVERY = f"{XID}154, GPU recovery action changed from 0x0 (None) to"
+EI0005 = "[ERROR] HCCL EI0005: The arguments for collective communication are inconsistent between ranks."
+BARRIER = "Timed out initializing process group in store based barrier on rank: 0, for key: k (world_size=16, "
+MPI = "mpirun noticed that process rank 2 with PID 7 on node n3 exited on signal 11 (Segmentation fault)."
 
 
 @pytest.mark.parametrize(
@@ -114,26 +85,17 @@ XID = "[ 10.5] NVRM: Xid (PCI:0000:c1:00): "
         (f"{XID}79, pid=1, GPU has fallen off the bus.", "gpu_hardware_fault", "Xid 79"),
         (f"{XID}31, pid=1, MMU Fault", "gpu_application_fault", "Xid 31"),
         (f"{XID}45, pid=1, Ch 1 caused by previous Xid 149", "gpu_hardware_fault", "Xid 149"),
-        (f"{XID}154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)",
-         "gpu_hardware_fault", "Xid 154"),
-        ("nvidia-nvswitch3: SXid (PCI:0000:86:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
-         "gpu_hardware_fault", "SXid 20034"),
-        ("Memory access fault by GPU node-4 on address 0x7f. Reason: Page not present.",
-         "gpu_application_fault", "AMD"),
-        ("[ERROR] HCCL EI0005: The arguments for collective communication are inconsistent between ranks.",
-         "collective_mismatch", "EI0005"),
+        (f"{RECOVERY} 0x1 (GPU Reset Required)", "gpu_hardware_fault", "Xid 154"),
+        (f"{SXID}20034, Fatal, Link 30 LTSSM Fault Up", "gpu_hardware_fault", "SXid 20034"),
+        ("Memory access fault by GPU node-4 on address 0x7f. Reason: x.", "gpu_application_fault", "AMD"),
+        (EI0005, "collective_mismatch", "EI0005"),
         ("4711.0 train OUT_OF_MEMORY 0:125", "host_oom", "OUT_OF_MEMORY"),
         ("Ranks 3, 5 failed to pass monitoredBarrier in 1000 ms", "collective_mismatch", "rank 3, 5"),
-        ((
-            "Timed out initializing process group in store based barrier on rank: 0, for key: k (world_size=16, "
-            "worker_count=15, timeout=0:30:00)"
-        ),
-         "rendezvous_unreachable", "15 of 16"),
-        ("mpirun noticed that process rank 2 with PID 7 on node n3 exited on signal 11 (Segmentation fault).",
-         "rank_died", ""),
+        (f"{BARRIER}worker_count=15, timeout=0:30:00)", "rendezvous_unreachable", "15 of 16"),
+        (MPI, "rank_died", ""),
         ("['python', 'x.py'] exits with return code = -11", "rank_died", ""),
     ],
-)  # fmt: skip
+)
 def test_structured_messages_are_read_by_their_fields(tmp_path: Path, line: str, kind: str, said: str) -> None:
     found = of(tmp_path, line)
     assert ids(found)[:1] == [kind]
@@ -145,31 +107,21 @@ def test_structured_messages_are_read_by_their_fields(tmp_path: Path, line: str,
     [
         ("OSError: [Errno 24] Too many open files: '/x'", "too many open files"),
         ("RuntimeError: Error(s) in loading state_dict for Net:", "a checkpoint does not fit the model"),
-        (
-            "RuntimeError: CUDA error: no kernel image is available for execution on the device",
-            "the GPU or the build does not support",
-        ),
+        ("RuntimeError: CUDA error: no kernel image is available", "the GPU or the build does not support"),
         ("RuntimeError: Error building extension 'fused_adam'", "an extension or a kernel could not be built"),
         ("TypeError: f() got an unexpected keyword argument 'x'", "versions of libraries do not fit"),
         ("ValueError: loss is nan at step 5", "a value is not finite"),
         ("FileNotFoundError: [Errno 2] No such file or directory: '/d'", "a file or folder is not there"),
     ],
 )
-def test_an_exception_gets_the_remedy_of_its_family(tmp_path: Path, said: str, title: str) -> None:
+def test_an_exception_gets_the_remedy_of_its_family(said: str, title: str) -> None:
     family = family_of(said)
-    assert family is not None
-    assert family.title.startswith(title)
-    assert all(len(text) > 30 for f in FAMILIES for text in (f.means, f.fix, f.next_test))
-    error = of(tmp_path, "ValueError: loss is nan at step 5").findings[0]
-    assert "not finite" in error.title
-    assert "learning rate" in error.fix
+    assert family is not None and family.title.startswith(title)
 
 
 def test_an_exception_that_python_ignores_is_none(tmp_path: Path) -> None:
-    block = (
-        'Exception ignored in: <function C.__del__ at 0x7f>\nTraceback (most recent call last):\n  File "/w/a.py", '
-        "line 3, in __del__\nOddError: x"
-    )
+    trace = 'Traceback (most recent call last):\n  File "/w/a.py", line 3, in __del__\nOddError: x'
+    block = f"Exception ignored in: <function C.__del__ at 0x7f>\n{trace}"
     assert of(tmp_path, block).verdict == "incomplete"
     assert ids(of(tmp_path, f"{block}\nTraceback (most recent call last):\nKeyError: 'k'")) == ["application_error"]
 
@@ -177,49 +129,33 @@ def test_an_exception_that_python_ignores_is_none(tmp_path: Path) -> None:
 def test_the_highest_confidence_needs_the_emitter_and_no_contradiction(tmp_path: Path) -> None:
     sure = of(tmp_path, "[12.345678] Memory cgroup out of memory: Killed process 4174 (python)").findings[0]
     unsure = of(tmp_path, "it said: Memory cgroup out of memory: Killed process 4174 (python)").findings[0]
-    assert UNSURE_HIGHEST < sure.confidence <= HIGHEST
-    assert unsure.confidence <= UNSURE_HIGHEST
-    assert all(0 <= hits <= answers for answers, hits in MEASURED.values())
+    assert unsure.confidence <= UNSURE_HIGHEST < sure.confidence <= HIGHEST
 
 
-def _run(root: Path, name: str, status: str, torch: str, hosts: list[str], lr: str) -> Path:
-    run = root / name
-    (run / "logs" / "attempt-1").mkdir(parents=True)
-    (run / "events").mkdir()
-    (run / "spec.yaml").write_text(f"name: demo\ntrain: {{lr: {lr}}}\n")
-    (run / "plan.json").write_text(
-        json.dumps(
-            {
-                "run_name": "demo",
-                "nodes": [{"host": h} for h in hosts],
-                "environment": [],
-                **({"launcher": "slurm"} if status == "succeeded" else {}),
-            }
-        )
-    )
-    (run / "metrics.json").write_text(
-        json.dumps({"status": status, "step_time_s": {"median": 0.1 if status == "succeeded" else 0.3}})
-    )
+def _run(root: Path, name: str, status: str, torch: str, host: str) -> Path:
+    good = status == "succeeded"
     checks = [{"name": "torch", "found": torch}, {"name": "disk", "found": "75GiB"}]
-    (run / "preflight.json").write_text(json.dumps([{"host": h, "checks": checks} for h in hosts]))
-    (run / "events" / "rank0.jsonl").write_text(
-        json.dumps({"event": "data", "train_hash": torch}, separators=(",", ":")) + "\n"
-    )
-    (run / "logs" / "attempt-1" / f"{hosts[0]}.rank0.log").write_text(
-        "KeyError: 'x'\n" if status != "succeeded" else "step 1 loss 2\n"
-    )
-    return run
+    plan = {"run_name": "demo", "nodes": [{"host": host}], "environment": [], **({"launcher": "slurm"} if good else {})}
+    metrics = {"status": status, "step_time_s": {"median": 0.1 if good else 0.3}}
+    files = {
+        "spec.yaml": "name: demo\ntrain: {lr: 1e-3}",
+        "plan.json": json.dumps(plan),
+        "metrics.json": json.dumps(metrics),
+        "preflight.json": json.dumps([{"host": host, "checks": checks}]),
+        "events/rank0.jsonl": json.dumps({"event": "data", "train_hash": torch}, separators=(",", ":")),
+        f"logs/attempt-1/{host}.rank0.log": "step 1 loss 2" if good else "KeyError: 'x'",
+    }
+    of(root / name, files)
+    return root / name
 
 
 def test_changes_since_the_last_good_run_of_the_spec(tmp_path: Path) -> None:
-    _run(tmp_path, "demo-1", "succeeded", "2.5", ["n1"], "1e-3")
-    _run(tmp_path, "demo-2", "succeeded", "2.6", ["n1"], "9e-3")
-    bad = _run(tmp_path, "demo-3", "failed", "2.6", ["n2"], "1e-3")
-    found = diagnose([bad])
-    assert found.last_good_run is not None
-    assert (found.last_good_run.run, found.last_good_run.same_spec) == ("demo-1", True)
-    told = {c.what: (c.before, c.now) for c in found.last_good_run.changes}
-    assert told == {
+    _run(tmp_path, "demo-1", "succeeded", "2.5", "n1")
+    other = _run(tmp_path, "demo-2", "succeeded", "2.6", "n1") / "spec.yaml"
+    other.write_text(other.read_text().replace("1e-3", "9e-3"))
+    last = diagnose([_run(tmp_path, "demo-3", "failed", "2.6", "n2")]).last_good_run
+    assert last is not None and (last.run, last.same_spec) == ("demo-1", True)
+    assert {c.what: (c.before, c.now) for c in last.changes} == {
         "version of torch": ("2.5", "2.6"),
         "nodes": ("n1", "n2"),
         "hash of the training data": ("2.5", "2.6"),
@@ -228,15 +164,38 @@ def test_changes_since_the_last_good_run_of_the_spec(tmp_path: Path) -> None:
     assert diagnose([tmp_path / "demo-2"]).last_good_run is None, "it did not fail"
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        f"{XID}45, pid=77, name=python, Ch 00000010",
-        f"{XID}154, GPU recovery action changed from 0x0 (None) to 0x0 (None)",
-        "nvidia-nvswitch3: SXid (PCI:0000:86:00.0): 12028, Non-fatal, Link 31",
-        "4711 train COMPLETED 0:0",
-        "job ended with exit code 0",
-    ],
+# how a file is cut into blocks and in which order lines are searched does not change what is found
+
+TELLING = (
+    "[rank1]: KeyError: 'labels'",
+    "[rank2]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB",
+    "node-a:7:9 [0] misc/socket.cc:57 NCCL WARN something new went wrong",
+    "Training completed in 5 s",
 )
-def test_harmless_values_of_structured_messages_are_no_findings(tmp_path: Path, line: str) -> None:
-    assert of(tmp_path, line).findings == []
+
+
+def _lines(seed: int, *, unlike: bool) -> list[str]:
+    """Return lines of text with failures and progress in between; `unlike` ones have words that no other line has."""
+    rng, lines = random.Random(seed), []
+    for n in range(3000):
+        words = " ".join("".join(rng.choices("abcdefghij", k=6)) for _ in range(6)) if unlike else "reading the next"
+        lines.append(f"[rank{n % 4}]: {words} {n}")
+        if n % 7 == 0:
+            lines.append(f"2026-01-02 10:{n // 60 % 60:02d}:{n % 60:02d} step {n}/9000 loss {rng.random():.3f}")
+        if rng.random() < 0.01:
+            lines.append(rng.choice(TELLING))
+    return lines
+
+
+@pytest.mark.parametrize("unlike", [True, False])
+def test_the_size_of_blocks_does_not_change_what_is_found(unlike: bool) -> None:
+    lines = _lines(3, unlike=unlike)
+    made = []
+    for size in (len(lines), 1, 150):  # many blocks, of which later ones are searched before they are split
+        blocks = [("\n".join(lines[at : at + size]) + "\n").encode() for at in range(0, len(lines), size)]
+        scan = Scanner().scan(0, ((block, True) for block in blocks))
+        assert len(scan.signals) > 4 and scan.marks.keys() >= {0, 7, 21, 49}
+        signals = [(s.kind, s.owner, s.line, s.rank, s.text) for s in scan.signals]
+        progress = (scan.first_progress, scan.last_progress, scan.late_progress, scan.last_progress_text)
+        made.append((signals, progress, scan.marks, scan.last_done, scan.lines))
+    assert made[0] == made[1] == made[2]

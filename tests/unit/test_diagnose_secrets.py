@@ -13,12 +13,13 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from allranks.analysis.diagnose import diagnose
 from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.cli.diagnose import diagnose_command
 from allranks.utils.redaction import redact
 from tests.sampling import examples
+from tests.unit.diagnose_examples import of
 
+WIDE = {"COLUMNS": "4000"}
 LETTERS, HEX = string.ascii_letters + string.digits, "0123456789abcdef"
 
 
@@ -75,14 +76,11 @@ def test_secrets_of_any_form_are_hidden(line: tuple[str, str]) -> None:
 
 @cache
 def own_words() -> str:
-    """What a report and its page on the terminal say of a log without any secret: a drawn secret may be one of these
-    words."""
+    """What is said of a log without any secret: a drawn secret may be one of these words."""
     with TemporaryDirectory() as folder:
-        (Path(folder) / "n1.rank0.log").write_text(
-            "2025-01-01 10:00:00 RuntimeError: CUDA error: invalid device ordinal\nValueError: \nFutureWarning: \n"
-        )
-        shown = CliRunner().invoke(diagnose_command, [folder], env={"COLUMNS": "4000"}, standalone_mode=False)
-        return msgspec.json.encode(diagnose([Path(folder)])).decode() + shown.output
+        line = "2025-01-01 10:00:00 RuntimeError: CUDA error: invalid device ordinal\nValueError: \nFutureWarning: "
+        report = msgspec.json.encode(of(Path(folder), line)).decode()
+        return report + CliRunner().invoke(diagnose_command, [folder], env=WIDE, standalone_mode=False).output
 
 
 @settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -98,13 +96,10 @@ def test_secrets_never_reach_a_report(tmp_path: Path, line: tuple[str, str], pad
     assume(secret not in own_words())
     said = f"RuntimeError: CUDA error: invalid device ordinal {text}"
     assume(any(p.search(said) for p in CATALOGUE["invalid_device"].patterns))  # some words say that it is another error
-    (tmp_path / "n1.rank0.log").write_text(
-        f"{'x ' * pad}2025-01-01 10:00:00 {said}\nValueError: {text}\nFutureWarning: {text}\n"
-    )
-    found = diagnose([tmp_path])
+    found = of(tmp_path, f"{'x ' * pad}2025-01-01 10:00:00 {said}\nValueError: {text}\nFutureWarning: {text}")
     assert "invalid_device" in {f.id for f in found.findings}
     assert secret not in msgspec.json.encode(found).decode()
-    shown = CliRunner().invoke(diagnose_command, [str(tmp_path)], env={"COLUMNS": "4000"}, standalone_mode=False)
+    shown = CliRunner().invoke(diagnose_command, [str(tmp_path)], env=WIDE, standalone_mode=False)
     assert secret not in shown.output
 
 
@@ -112,10 +107,8 @@ def test_a_window_into_a_long_line_does_not_begin_within_a_secret(tmp_path: Path
     """Only the surroundings of a match are looked at: a token that is cut there would no longer be known as one."""
     secret = "Zr5tQ8" * 12
     for gap in range(200, 320, 7):
-        (tmp_path / "a.log").write_text(
-            f"{'x ' * 4000}token=hf_{secret} {'y' * gap} CUDA error: invalid device ordinal {'x ' * 4000}\n"
-        )
-        assert "Zr5tQ8Zr5" not in msgspec.json.encode(diagnose([tmp_path])).decode()
+        line = f"{'x ' * 4000}token=hf_{secret} {'y' * gap} CUDA error: invalid device ordinal {'x ' * 4000}"
+        assert "Zr5tQ8Zr5" not in msgspec.json.encode(of(tmp_path, line)).decode()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
-"""The table of the forty failures holds what it says: pages with their parts, tests that exist, an index that is up to
-date."""
+"""The table of the forty failures: pages with their parts, tests that exist, an index that is up to date."""
 
 from __future__ import annotations
 
@@ -11,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from allranks.analysis.diagnose import diagnose
 from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.analysis.diagnose.known_failures import KNOWN_FAILURES, KnownFailure
 from tests.conftest import REPO
+from tests.unit.diagnose_examples import of
 
 HEADINGS = ["Symptom", "Cause", "What allranks does", "Fix", "Tests"]
 EACH = pytest.mark.parametrize("failure", KNOWN_FAILURES, ids=lambda f: f"{f.number:02d}")
@@ -64,12 +63,6 @@ def functions(path: Path) -> frozenset[str]:
     return frozenset(n.name for n in nodes if isinstance(n, ast.FunctionDef) and n.name.startswith("test_"))
 
 
-def test_a_node_id_that_leads_nowhere_is_seen() -> None:
-    assert not exists("tests/unit/test_nothing.py::test_x")
-    assert not exists("tests/unit/test_failures_table.py::exists")
-    assert exists("tests/unit/test_diagnose_catalogue.py::test_example_is_named_first[port_in_use]")
-
-
 def test_the_verb_lists_all_and_json_holds_each_field() -> None:
     from click.testing import CliRunner
 
@@ -87,14 +80,9 @@ def test_the_verb_lists_all_and_json_holds_each_field() -> None:
 
 @EACH
 def test_the_log_of_a_page_is_named_as_the_record_says(failure: KnownFailure, tmp_path: Path) -> None:
-    """Of the blocks marked ``log`` under Symptom, diagnose names one by a class of the record; those of harmless
-    messages it does not name."""
+    """diagnose names a block marked ``log`` under Symptom by a class of the record, none of a harmless message."""
     blocks = re.findall(r"^```log\n(.*?)^```$", page_of(failure).split("### Cause")[0], re.MULTILINE | re.DOTALL)
-    found = []
-    for number, block in enumerate(blocks):
-        path = tmp_path / f"{number}.log"
-        path.write_text(block)
-        found += [f.id for f in diagnose([path]).findings[:1]]
+    found = [f.id for n, block in enumerate(blocks) for f in of(tmp_path / str(n), block).findings[:1]]
     if failure.classes and blocks:
         assert set(found) & set(failure.classes), found
     elif failure.how == "D":

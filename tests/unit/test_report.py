@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import random
+import re
 import shutil
 import sys
 from html.parser import HTMLParser
@@ -14,11 +15,29 @@ from typing import Any
 
 import pytest
 
+import allranks
 from allranks.analysis.report import page as page_module
 from allranks.analysis.report.charts import speed_charts, telemetry_charts, training_charts
-from allranks.analysis.report.figures import MAX_POINTS, Chart
-from allranks.analysis.report.page import write_report
-from allranks.analysis.report.run_data import read_run_data
+from allranks.analysis.report.figures import (
+    ACTIVITY_COLOURS,
+    MAX_POINTS,
+    PHASE_COLOURS,
+    STATE_COLOURS,
+    Chart,
+    downsample,
+    stylesheet,
+)
+from allranks.analysis.report.html import MAX_ROWS, Table
+from allranks.analysis.report.page import proof, write_report
+from allranks.analysis.report.run_data import RunData, read_run_data
+from allranks.analysis.report.tables import (
+    checkpoint_table,
+    error_table,
+    hang_table,
+    link_table,
+    machine_table,
+    straggler_table,
+)
 from allranks.rundir.files import read_record, write_json
 from allranks.rundir.paths import RunDir
 from tests.unit.report_runs import GIB, Maker, answers, complete_run, failed_run
@@ -71,6 +90,15 @@ def chart(charts: list[Chart], id: str) -> dict[str, Any]:
     return {trace["name"]: trace for c in charts if c.id == id for trace in c.figure["data"]}
 
 
+def begun(root: Path, last: int = 10, *, ranks: int = 2, hosts: tuple[str, ...] = ("one",), **begin: Any) -> Maker:
+    """A run that has begun and done its first steps."""
+    make = Maker(root, ranks=ranks, hosts=hosts)
+    make.begin(**begin)
+    if last:
+        make.steps(1, last)
+    return make
+
+
 def steps_of(run: RunDir, rank: int = 0) -> list[dict[str, Any]]:
     events = [json.loads(line) for line in run.events_of(rank).read_text().splitlines()]
     return [e for e in events if e["event"] == "step"]
@@ -94,14 +122,10 @@ def test_a_complete_run_shows_all_its_parts(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("demo/.report*"))
 
 
-@pytest.mark.parametrize("root", ["empty", "absent"])
-def test_a_folder_with_nothing_in_it(tmp_path: Path, root: str) -> None:
-    (tmp_path / "empty").mkdir()
-    if root == "absent":
-        with pytest.raises(OSError, match="absent"):
-            write_report(RunDir(tmp_path / root))
-    else:
-        assert "No rank has written an event" in Page(write_report(RunDir(tmp_path / root))).text
+def test_a_folder_with_nothing_in_it(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="absent"):
+        write_report(RunDir(tmp_path / "absent"))
+    assert "No rank has written an event" in Page(write_report(RunDir(tmp_path))).text
 
 
 @pytest.mark.usefixtures("light")
@@ -187,9 +211,8 @@ def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
     make.telemetry(gpus=1)
     make.run.log_of(1, "one", 1).write_text(EVIL)
     env = [{"name": EVIL, "value": EVIL, "reason": EVIL, "source": EVIL}]
-    run = make.write(
-        status="failed", message=EVIL, env=env, plan={"strategy": EVIL, "warnings": [EVIL]}, metrics={"model": EVIL}
-    )
+    plan = {"strategy": EVIL, "warnings": [EVIL]}
+    run = make.write(status="failed", message=EVIL, env=env, plan=plan, metrics={"model": EVIL})
     run.spec.write_text(EVIL)
     page = Page(write_report(run))
     assert [attrs.get("id") for attrs, _ in page.scripts] == ["figures", None, None]
@@ -225,9 +248,8 @@ def test_secrets_do_not_appear(tmp_path: Path) -> None:
     make.run.log_of(1, "one", 1).write_text(f"WANDB_API_KEY={password} http://me:{password}@proxy:80/ token {token}\n")
     env = [{"name": "DB_PASSWORD", "value": password, "reason": "cluster.env", "source": "user"}]
     run = make.write(status="failed", message=f"no access with {token}", env=env)
-    run.spec.write_text(
-        f"name: x\ncluster:\n  env:\n    DB_PASSWORD: {password}\n    TOKENIZERS_PARALLELISM: 'false'\n"
-    )
+    values = f"DB_PASSWORD: {password}\n    TOKENIZERS_PARALLELISM: 'false'\n"
+    run.spec.write_text(f"name: x\ncluster:\n  env:\n    {values}")
     run.run_args.write_text(json.dumps({"command": ["allranks", "--set", f"cluster.env.DB_PASSWORD={password}"]}))
     page = Page(write_report(run))
     assert token not in page.html and password not in page.html
@@ -262,8 +284,7 @@ def test_figures_hold_the_numbers_of_the_events(tmp_path: Path) -> None:
 
 
 def test_steps_logged_together_are_counted_apart(tmp_path: Path) -> None:
-    make = Maker(tmp_path)
-    make.begin(total=40)
+    make = begun(tmp_path, 0, total=40)
     make.steps(1, 40, every=10)
     run = make.write()
     data = read_run_data(run)
@@ -283,9 +304,7 @@ def test_a_sum_over_ranks_needs_all_ranks(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_shows_each_step_once(tmp_path: Path) -> None:
-    make = Maker(tmp_path)
-    make.begin(total=20)
-    make.steps(1, 9)
+    make = begun(tmp_path, 9, total=20)
     make.tell("stop", step=9, reason="SIGTERM")
     make.tell("phase", name="done")
     make.time += 5000
@@ -307,9 +326,7 @@ def test_a_resumed_run_shows_each_step_once(tmp_path: Path) -> None:
 
 
 def test_long_runs_are_thinned_but_keep_their_peaks(tmp_path: Path) -> None:
-    make = Maker(tmp_path)
-    make.begin(total=9000)
-    make.steps(1, 9000)
+    make = begun(tmp_path, 9000, total=9000)
     make.events[0][-3]["loss"] = 99.0
     run = make.write()
     figures = Page(write_report(run)).figures
@@ -320,8 +337,7 @@ def test_long_runs_are_thinned_but_keep_their_peaks(tmp_path: Path) -> None:
 
 
 def test_a_classifier_has_accuracy_and_no_perplexity(tmp_path: Path) -> None:
-    make = Maker(tmp_path)
-    make.begin(labels={"World": 0, "Sports": 1})
+    make = begun(tmp_path, 0, labels={"World": 0, "Sports": 1})
     make.evaluate(0, loss=1.4, accuracy=0.25)
     make.steps(1, 10)
     make.evaluate(10, loss=0.5, accuracy=0.83)
@@ -332,8 +348,7 @@ def test_a_classifier_has_accuracy_and_no_perplexity(tmp_path: Path) -> None:
 
 
 def test_many_ranks_and_gpus_are_drawn_as_areas(tmp_path: Path) -> None:
-    make = Maker(tmp_path, ranks=40, hosts=tuple(f"node{i}" for i in range(20)))
-    make.begin()
+    make = begun(tmp_path, 0, ranks=40, hosts=tuple(f"node{i}" for i in range(20)))
     make.steps(1, 10, parts=False)
     make.telemetry(gpus=2)
     run = make.write(plan={"device": "cuda"})
@@ -346,8 +361,7 @@ def test_many_ranks_and_gpus_are_drawn_as_areas(tmp_path: Path) -> None:
 
 
 def test_a_failed_proof_is_not_a_tick(tmp_path: Path) -> None:
-    make = Maker(tmp_path)
-    make.begin()
+    make = begun(tmp_path, 0)
     make.events = {rank: events[:5] for rank, events in make.events.items()}
     make.tell("error", type="ProofFailed", message="the weights are not equal", attempt=1, echo=False)
     page = Page(write_report(make.write(status="failed", message="the weights are not equal")))
@@ -356,8 +370,7 @@ def test_a_failed_proof_is_not_a_tick(tmp_path: Path) -> None:
 
 def test_plotly_accepts_every_figure(tmp_path: Path) -> None:
     go = pytest.importorskip("plotly.graph_objects")
-    make = Maker(tmp_path, ranks=12, hosts=("a", "b"))
-    make.begin(total=80)
+    make = begun(tmp_path, 0, ranks=12, hosts=("a", "b"), total=80)
     make.evaluate(0, loss=5.0, exact=0.1, samples=answers(2))
     make.steps(1, 80)
     make.evaluate(80, loss=1.0, exact=0.9, samples=answers(3))
@@ -365,12 +378,114 @@ def test_plotly_accepts_every_figure(tmp_path: Path) -> None:
     figures = Page(write_report(make.write())).figures
     assert len(figures) == 12
     for figure in figures.values():
-        go.Figure(_painted(figure))
+        go.Figure(json.loads(re.sub(r'"--[^"]*"', '"#336699"', json.dumps(figure))))
 
 
-def _painted(value: Any) -> Any:
-    if isinstance(value, str) and value.startswith("--"):
-        return "#336699"
-    if isinstance(value, dict):
-        return {k: _painted(v) for k, v in value.items()}
-    return [_painted(v) for v in value] if isinstance(value, list) else value
+# single cards, tables and charts: the rules behind what each of them shows
+
+
+def texts(table: Table | None) -> list[list[str]]:
+    assert table is not None
+    return [[cell.text for cell in row] for row in table.rows]
+
+
+def test_ranks_that_did_not_answer_are_no_tick(tmp_path: Path) -> None:
+    shown = proof(read_run_data(begun(tmp_path).write(plan={"world_size": 3})))
+    assert shown is not None and (shown.items[0].detail, shown.items[0].mark) == ("2 of 3", "✗")
+
+
+def test_errors_stand_before_what_followed_from_them(tmp_path: Path) -> None:
+    make = begun(tmp_path, 0)
+    make.tell("error", only=0, type="ConnectionError", message="lost a peer", attempt=1, echo=True)
+    make.tell("error", only=1, after=1.0, type="ValueError", message="x", attempt=1, echo=False)
+    assert [e["type"] for e in read_run_data(make.write()).errors()] == ["ValueError", "ConnectionError"]
+
+
+def test_a_killed_rank_is_the_error_of_an_attempt_that_another_has_continued(tmp_path: Path) -> None:
+    """It has written no event; the other rank has, and it was not at fault."""
+    make = begun(tmp_path, 0)
+    make.tell("error", only=0, type="DistBackendError", message="Connection closed", attempt=1, echo=True)
+    end = {"rank": 1, "host": "one", "exitcode": -9, "time": make.time}
+    write_json(make.run.agent_exit(1, "one"), {"failed": [end, {**end, "rank": 0, "exitcode": 1}]})
+    make.begin(attempt=2, resumed_from=0)
+    make.steps(1, 3)
+    assert texts(error_table(read_run_data(make.write()))) == [
+        ["1", "1", "SIGKILL", "the rank was killed", ""],
+        ["1", "0", "DistBackendError", "Connection closed", "another rank had failed"],
+    ]
+
+
+def test_the_log_shown_is_that_of_the_rank_that_fell_out(tmp_path: Path) -> None:
+    make = begun(tmp_path, 0)
+    make.tell("error", only=0, type="RuntimeError", message="timeout", attempt=1, echo=False)
+    for rank in (0, 1):
+        make.run.log_of(1, "one", rank).write_text(f"last words of rank {rank}\n")
+    make.run.hang(1).mkdir(parents=True)
+    make.run.hang_report(1).write_text(json.dumps({"stalled": [{"rank": 1}]}))
+    assert read_run_data(make.write(status="failed")).log == ("one.rank1.log", "last words of rank 1")
+    make.run.hang_report(1).unlink()
+    assert read_run_data(make.run).log == ("one.rank0.log", "last words of rank 0")
+
+
+def test_thinning_keeps_the_lowest_and_the_highest_of_every_stretch() -> None:
+    ys = [5.0, 9.0, 1.0, 5.0, 5.0, 2.0, 8.0, 5.0]
+    assert downsample(range(8), ys, 4) == ([1, 2, 5, 6], [9.0, 1.0, 2.0, 8.0])
+
+
+def test_what_became_of_a_checkpoint(tmp_path: Path) -> None:
+    make = begun(tmp_path, 0)
+    for step in (1, 2, 3):
+        make.save(step)
+    run = make.write()
+    (run.checkpoint(1) / "manifest.json").unlink()
+    run.checkpoint(1).rmdir()
+    (run.checkpoint(2) / "manifest.json").unlink()
+    states = [row[-1] for row in texts(checkpoint_table(read_run_data(run)))]
+    assert states == ["removed", "no manifest", "✓ exists"]
+
+
+def test_ranks_beyond_those_shown_are_counted(tmp_path: Path) -> None:
+    own = [{"rank": r, "host": "n", "own_s": 0.1, "relative": 1.0, "slow": r == 0} for r in range(MAX_ROWS + 3)]
+    data = read_run_data(begun(tmp_path).write(metrics={"own_time": {"factor": 1.4, "ranks": own}}))
+    pace = straggler_table(data)
+    assert pace is not None and pace.note.endswith(f"3 of {MAX_ROWS + 3} ranks are left out, before the last.")
+    assert (len(pace.rows), texts(pace)[0][-1]) == (MAX_ROWS, "slow: the others wait")
+    stood = {"stalled": [{"rank": 1}], "waiting": [{"rank": r} for r in range(2, MAX_ROWS + 6)]}
+    hang = hang_table(RunData(**{**vars(data), "hang": stood}))
+    assert [row[2] for row in texts(hang)] == ["stalled", *["waits"] * (MAX_ROWS - 1)]
+    assert hang is not None and "5 of 21 ranks are left out" in hang.note
+
+
+def test_ranks_that_lost_their_cpu_time_are_not_called_slow(tmp_path: Path) -> None:
+    own = [
+        {"rank": 0, "own_s": 0.3, "relative": 1.0, "slow": False, "reason": "machine", "queued_share": 0.6},
+        {"rank": 1, "own_s": 0.2, "relative": 2.0, "slow": True, "reason": "unknown"},
+        {"rank": 2, "own_s": 0.1, "relative": 1.0, "slow": False, "reason": ["damaged"]},
+    ]
+    loads = [{"host": "a", "taken_share": 0.1, "cores": 2}, {"host": "b", "taken_share": 0.5, "others_cores": 1.25}, 3]
+    links = [{"host": "a", "peer": "b", "ranks": [0, 1, "x"], "lossy": True, "resent_share": 0.04}, {"host": None}]
+    data = read_run_data(
+        begun(tmp_path).write(metrics={"own_time": {"ranks": own}, "machine_load": loads, "links": links})
+    )
+    said = [row[-1] for row in texts(straggler_table(data))]
+    assert said == ["its CPU time was taken", "slow: the others wait; reason not known", ""]
+    assert [(row[0], row[2]) for row in texts(machine_table(data))] == [("b", "50.0%"), ("a", "10.0%")]
+    assert [row[-1] for row in texts(link_table(data))] == ["slow", ""]
+    assert machine_table(read_run_data(begun(tmp_path / "none").write(metrics={}))) is None
+
+
+# all pages take their colours from one module, and a thing has the same colour on each
+
+SOURCE = Path(allranks.__file__).parent
+PAGES = sorted(p for p in SOURCE.rglob("templates/*") if p.suffix in (".j2", ".css", ".js") and "sbatch" not in p.name)
+
+
+def test_every_page_defines_the_colours_that_it_uses() -> None:
+    defined = {"--columns", *re.findall(r"(--[a-z0-9-]+):", stylesheet())}  # the number of columns is no colour
+    for template in PAGES:
+        text = template.read_text()
+        assert set(re.findall(r"var\((--[a-z0-9-]+)\)", text)) <= defined, template
+        if "<html" in text:
+            assert "<style>" in text and "{{ colours }}" in text, template
+    names = {*ACTIVITY_COLOURS.values(), *PHASE_COLOURS.values(), *STATE_COLOURS.values()}
+    assert {name.split("/")[0] for name in names} <= defined

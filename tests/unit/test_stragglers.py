@@ -13,6 +13,7 @@ from allranks.analysis.stragglers import (
     OPTIMIZER,
     OWN,
     WINDOW_STEPS,
+    Pace,
     StragglerDetector,
     measure_pace,
     pace_of_run,
@@ -21,51 +22,63 @@ from allranks.analysis.stragglers import (
 
 EVEN = {0: [0.10] * 30, 1: [0.10] * 30, 2: [0.10] * 30}
 STEPS = [0.3] * 30
+Samples = dict[int, list[float]]
 
 
-def slow(own: dict[int, list[float]], steps: list[float] = STEPS) -> list[int]:
-    pace = measure_pace({OWN: own}, steps, {0: "n1", 1: "n2", 2: "n3"})
-    return [r.rank for r in pace.slow] if pace else [-1]
+def pace_by(own: Samples, *more: Any, steps: list[float] = STEPS, **parts: Samples) -> Pace:
+    pace = measure_pace({OWN: own, **parts}, steps, {}, *more)
+    assert pace is not None
+    return pace
 
 
-def test_who_is_named() -> None:
-    assert slow(EVEN) == []
-    assert slow(EVEN | {1: [0.15] * 30}) == [1]
-    assert slow(EVEN | {1: [0.13] * 30}) == []  # below the factor
-    assert slow(EVEN | {1: [0.10] * 29 + [9.0]}) == []  # once is not steadily
-    assert slow(EVEN | {1: [0.10, 0.16, 0.16] * 10}) == []  # two of three are not nearly all
-    assert (
-        slow({r: [v / 100 for v in own] for r, own in (EVEN | {1: [0.15] * 30}).items()}) == []
-    )  # half a millisecond of 300
-    assert slow({0: [0.1] * 30, 1: [0.2] * 30}) == [1]  # of two the slower
-    assert slow({0: [0.1] * 30}) == [-1]
-    assert slow({r: own[: WINDOW_STEPS - 1] for r, own in EVEN.items()}) == [-1]
+def slow(pace: Pace) -> list[int]:
+    return [r.rank for r in pace.slow]
+
+
+@pytest.mark.parametrize(
+    ("own", "names"),
+    [
+        (EVEN, []),
+        (EVEN | {1: [0.15] * 30}, [1]),
+        (EVEN | {1: [0.13] * 30}, []),  # below the factor
+        (EVEN | {1: [0.10] * 29 + [9.0]}, []),  # once is not steadily
+        (EVEN | {1: [0.10, 0.16, 0.16] * 10}, []),  # two of three are not nearly all
+        ({0: [0.001] * 30, 1: [0.0015] * 30, 2: [0.001] * 30}, []),  # half a millisecond of 300
+        ({0: [0.1] * 30, 1: [0.2] * 30}, [1]),  # of two the slower
+    ],
+)
+def test_who_is_named(own: Samples, names: list[int]) -> None:
+    assert slow(pace_by(own)) == names
+
+
+def test_one_rank_and_too_few_steps_have_no_pace() -> None:
+    assert measure_pace({OWN: {0: [0.1] * 30}}, STEPS, {}) is None
+    assert measure_pace({OWN: {r: own[: WINDOW_STEPS - 1] for r, own in EVEN.items()}}, STEPS, {}) is None
 
 
 def test_backward_passes_are_judged_by_themselves() -> None:
-    pace = measure_pace({OWN: EVEN, BACKWARD: EVEN | {2: [0.25] * 30}}, STEPS, {})
-    assert pace is not None
+    pace = pace_by(EVEN, **{BACKWARD: EVEN | {2: [0.25] * 30}})
     assert [(r.rank, r.relative, r.backward_relative, r.slow_in) for r in pace.ranks] == [
         (2, 1.0, 2.5, ("own_backward_s",)),
         (0, 1.0, pytest.approx(0.571, abs=1e-3), ()),
         (1, 1.0, pytest.approx(0.571, abs=1e-3), ()),
     ]
     assert "rank 2 is slow: its backward passes take 2.5 times" in straggler_message(pace.ranks[0])
-    both = measure_pace({OWN: EVEN | {2: [0.2] * 30}, BACKWARD: EVEN | {2: [0.25] * 30}}, STEPS, {})
-    assert both is not None
-    assert both.ranks[0].slow_in == ("own_s", "own_backward_s")
-    assert "backward passes take 2.5 times" in straggler_message(both.ranks[0])
-    untold = measure_pace({OWN: EVEN, BACKWARD: {r: own[:5] for r, own in EVEN.items()}}, STEPS, {})
-    assert untold is not None
+    both = pace_by(EVEN | {2: [0.2] * 30}, **{BACKWARD: EVEN | {2: [0.25] * 30}}).ranks[0]
+    assert both.slow_in == ("own_s", "own_backward_s") and "backward passes take 2.5 times" in straggler_message(both)
+    untold = pace_by(EVEN, **{BACKWARD: {r: own[:5] for r, own in EVEN.items()}})
     assert [r.backward_s for r in untold.ranks] == [None] * 3
+
+
+def test_a_slow_optimizer_is_named() -> None:
+    first = pace_by(EVEN, **{OPTIMIZER: EVEN | {1: [0.3] * 30}}).ranks[0]
+    assert (first.rank, first.slow_in, first.optimizer_relative) == (1, (OPTIMIZER,), 3.0)
+    assert "rank 1 is slow: its optimizer takes 3.0 times" in straggler_message(first)
 
 
 def test_uneven_batches_are_no_straggler() -> None:
     draw = random.Random(1)
-    own = {r: [draw.uniform(0.06, 0.18) for _ in range(200)] for r in range(4)}
-    pace = measure_pace({OWN: own}, [0.3] * 200, {})
-    assert pace is not None
-    assert pace.slow == []
+    assert slow(pace_by({r: [draw.uniform(0.06, 0.18) for _ in range(200)] for r in range(4)}, steps=[0.3] * 200)) == []
 
 
 NO_WAIT = {r: [0.0] * 30 for r in EVEN}
@@ -85,23 +98,19 @@ NO_WAIT = {r: [0.0] * 30 for r in EVEN}
     ],
 )
 def test_time_that_was_taken_is_no_work(own: Any, queued: Any, reason: str | None, names: list[int]) -> None:
-    pace = measure_pace({OWN: EVEN | own}, STEPS, {}, {OWN: NO_WAIT | queued})
-    assert pace is not None
-    assert [r.rank for r in pace.slow] == names
+    pace = pace_by(EVEN | own, {OWN: NO_WAIT | queued})
+    assert slow(pace) == names
     found = next(r for r in pace.ranks if r.rank == 1)
     assert found.reason == reason
     assert ("not known whether its CPU time was taken" in straggler_message(found)) == (reason == "unknown")
 
 
 def test_time_that_other_threads_or_the_hypervisor_may_have_cost_is_no_work() -> None:
-    own = {OWN: EVEN | {1: [0.3] * 30}}
+    own = EVEN | {1: [0.3] * 30}
     for lost, names in ((Lost(threads_share=0.6), []), (Lost(stolen_share=0.6), []), (Lost(threads_share=0.1), [1])):
-        pace = measure_pace(own, STEPS, {}, {OWN: NO_WAIT}, {1: lost})
-        assert pace is not None
-        assert [r.rank for r in pace.slow] == names
-    pace = measure_pace(own, STEPS, {}, {OWN: NO_WAIT}, {0: Lost(stolen_share=0.9), 2: Lost(threads_share=7.0)})
-    assert pace is not None
-    assert [r.rank for r in pace.slow] == [1], "what others may have lost makes no rank slow or fast"
+        assert slow(pace_by(own, {OWN: NO_WAIT}, {1: lost})) == names
+    others = pace_by(own, {OWN: NO_WAIT}, {0: Lost(stolen_share=0.9), 2: Lost(threads_share=7.0)})
+    assert slow(others) == [1], "what others may have lost makes no rank slow or fast"
 
 
 def events(rank: int, own: float) -> list[dict[str, Any]]:
@@ -112,20 +121,16 @@ def events(rank: int, own: float) -> list[dict[str, Any]]:
     ]
 
 
-def test_it_is_said_once_while_the_run_goes_on_and_stands_in_the_summary() -> None:
-    ranks = {0: events(0, 0.1), 1: events(1, 0.25), 2: events(2, 0.1)}
-    listener = StragglerDetector()
-    said = [text for moment in zip(*ranks.values(), strict=True) for event in moment for text in listener.take(event)]
-    assert len(said) == 1
-    assert "rank 1 on n2 is slow" in said[0]
-    assert "2.5 times" in said[0]
-    pace = pace_of_run(ranks)
-    assert pace is not None
-    assert (pace.ranks[0].rank, pace.ranks[0].relative, pace.ranks[0].slow) == (1, 2.5, True)
-
-
 def said(ranks: dict[int, list[dict[str, Any]]], listener: StragglerDetector) -> list[str]:
     return [text for moment in zip(*ranks.values(), strict=True) for event in moment for text in listener.take(event)]
+
+
+def test_it_is_said_once_while_the_run_goes_on_and_stands_in_the_summary() -> None:
+    ranks = {0: events(0, 0.1), 1: events(1, 0.25), 2: events(2, 0.1)}
+    (text,) = said(ranks, StragglerDetector())
+    assert "rank 1 on n2 is slow" in text and "2.5 times" in text
+    pace = pace_of_run(ranks)
+    assert pace is not None and (pace.ranks[0].rank, pace.ranks[0].relative, pace.ranks[0].slow) == (1, 2.5, True)
 
 
 def test_warm_up_and_an_attempt_before_do_not_count() -> None:
@@ -136,10 +141,3 @@ def test_warm_up_and_an_attempt_before_do_not_count() -> None:
     assert said({r: own[:25] for r, own in slow.items()}, listener) == []  # 24 steps, of which 5 are warm-up
     assert said({r: [own[0], *own[25:44]] for r, own in ranks.items()}, listener) == []
     assert len(said(slow, StragglerDetector())) == 1
-
-
-def test_a_slow_optimizer_is_named() -> None:
-    pace = measure_pace({OWN: EVEN, OPTIMIZER: EVEN | {1: [0.3] * 30}}, STEPS, {})
-    assert pace is not None
-    assert (pace.ranks[0].rank, pace.ranks[0].slow_in, pace.ranks[0].optimizer_relative) == (1, (OPTIMIZER,), 3.0)
-    assert "rank 1 is slow: its optimizer takes 3.0 times" in straggler_message(pace.ranks[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,12 +25,8 @@ def kinds(report: object) -> set[str]:
 def test_a_folder_for_each_rank_as_a_profile_folder_has_it(tmp_path: Path) -> None:
     for name in ("simple_ddp", "zero2"):
         for rank in (0, 1):
-            write(
-                tmp_path / "profile" / name / f"rank_{rank}" / f"vm_{77 + rank}.16999999999{rank}.pt.trace.json.gz",
-                work(),
-                rank,
-                2,
-            )
+            folder = tmp_path / "profile" / name / f"rank_{rank}"
+            write(folder / f"vm_{77 + rank}.16999999999{rank}.pt.trace.json.gz", work(), rank, 2)
     reports = analyse([tmp_path / "profile"])
     assert [(r.name, [x.rank for x in r.ranks]) for r in reports] == [("simple_ddp", [0, 1]), ("zero2", [0, 1])]
     assert all(r.window is None for r in reports)
@@ -60,23 +57,24 @@ def test_a_run_folder_has_its_traces_under_traces_and_earlier_attempts_below(tmp
     assert [r.ranks[0].steps[0].step for r in analyse([run], select="all")] == [3, 8]
 
 
-def test_a_rank_from_the_folder_and_one_from_nowhere(tmp_path: Path) -> None:
-    write(tmp_path / "a" / "rank_5" / "trace.json", work(), None, None)
-    (report,) = analyse([tmp_path / "a" / "rank_5"])
-    assert report.ranks[0].rank == 5
-    write(tmp_path / "b" / "some.json", work(), None, None)
-    (report,) = analyse([tmp_path / "b"])
-    assert (report.ranks[0].rank, kinds(report)) == (0, {"no_rank"})
-
-
-def test_hosts_in_names_do_not_part_a_run_and_unrelated_files_do(tmp_path: Path) -> None:
-    write(tmp_path / "one" / "nodeA.json", work(), 0, 2)
-    write(tmp_path / "one" / "other.json", work(), 1, 2)
-    (report,) = analyse([tmp_path / "one"])
-    assert [r.rank for r in report.ranks] == [0, 1]
-    write(tmp_path / "two" / "ddp.json", work(), 0, 1)
-    write(tmp_path / "two" / "zero.json", work(), 0, 1)
-    assert len(analyse([tmp_path / "two"])) == 2
+@pytest.mark.parametrize(
+    ("files", "ranks", "world", "problems"),
+    [
+        ({"rank_5/trace.json": (None, None)}, [[5]], None, set()),  # from the folder
+        ({"some.json": (None, None)}, [[0]], None, {"no_rank"}),
+        ({"nodeA.json": (0, 2), "other.json": (1, 2)}, [[0, 1]], 2, set()),  # hosts in names do not part a run
+        ({"ddp.json": (0, 1), "zero.json": (0, 1)}, [[0], [0]], 1, set()),  # unrelated files do
+        ({"x.json": ("3", "4")}, [[3]], 4, set()),  # as some tools write it
+        ({f"rank{'9' * 30}.json": (10**30, 10**30)}, [[0]], None, {"no_rank"}),  # which cannot be
+    ],
+)
+def test_whose_trace_it_is(tmp_path: Path, files: Any, ranks: Any, world: int | None, problems: set[str]) -> None:
+    for name, (rank, size) in files.items():
+        write(tmp_path / name, work(), rank, size)
+    reports = analyse([tmp_path])
+    assert [[r.rank for r in report.ranks] for report in reports] == ranks
+    assert (reports[0].world_size, kinds(reports[0]) & {"no_rank"}) == (world, problems)
+    assert world is not None or reports[0].missing_ranks == ()
 
 
 def test_one_file_that_is_no_trace_does_not_hide_the_others(tmp_path: Path) -> None:
@@ -101,12 +99,8 @@ def test_nothing_to_read_is_a_request_that_is_wrong(tmp_path: Path) -> None:
         analyse([tmp_path / "none"])
     with pytest.raises(RequestError, match="has no traces"):
         analyse([tmp_path])
-
-
-def test_a_run_without_traces_says_how_to_get_them(tmp_path: Path) -> None:
-    """Its other JSON files are no damaged traces."""
     (tmp_path / "spec.yaml").write_text("name: x\n")
-    (tmp_path / "metrics.json").write_text("{}")
+    (tmp_path / "metrics.json").write_text("{}")  # the other JSON files of a run are no damaged traces
     with pytest.raises(RequestError, match=r"has no traces .*observe\.profile"):
         analyse([tmp_path])
 
@@ -119,17 +113,6 @@ def test_a_comparison_has_the_traces_of_each_strategy(tmp_path: Path) -> None:
         write_ranks(tmp_path / "compare" / name / "traces", work(), work())
     found = analyse([tmp_path])
     assert [(len(r.ranks), {p.kind for p in r.problems}) for r in found] == [(2, {"not_aligned"})] * 2
-
-
-def test_ranks_and_world_sizes_that_cannot_be_are_not_believed(tmp_path: Path) -> None:
-    """A list of all missing ranks of 10^30, or a table as wide as such a number."""
-    write(tmp_path / ("rank" + "9" * 30 + ".json"), work(), 10**30, 10**30)
-    (report,) = analyse([tmp_path])
-    assert (report.ranks[0].rank, report.world_size, report.missing_ranks) == (0, None, ())
-    assert "no_rank" in kinds(report)
-    write(tmp_path / "b" / "x.json", work(), "3", "4")  # type: ignore[arg-type] - as some tools write it
-    (report,) = analyse([tmp_path / "b"])
-    assert (report.ranks[0].rank, report.world_size) == (3, 4)
 
 
 def test_a_name_that_is_no_utf_8_can_be_written_about(tmp_path: Path) -> None:

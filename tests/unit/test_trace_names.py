@@ -1,10 +1,22 @@
-"""What names tell."""
+"""What names tell, and arithmetic on spans of time."""
 
 from __future__ import annotations
+
+import random
 
 import pytest
 
 from allranks.analysis.trace import events
+from allranks.analysis.trace.intervals import (
+    SegmentIndex,
+    Span,
+    clip,
+    flatten,
+    intersect,
+    merge,
+    subtract,
+    total_length,
+)
 
 
 @pytest.mark.parametrize(
@@ -65,13 +77,16 @@ def test_kinds(told: str, kind: str | None) -> None:
     assert events.collective_kind(told) == kind
 
 
-@pytest.mark.parametrize(
-    ("dtype", "size"),
-    [
-        ("Float", 4), ("BFloat16", 2), ("c10::BFloat16", 2), ("c10::Half", 2), ("long int", 8), ("long", 8), ("unsigned char", 1), ("double", 8),
-        ("c10::complex<float>", 8), ("Float8_e4m3fn", 1), ("c10::Float8_e5m2", 1), ("Bool", 1), ("TensorList", None), ("", None),
-    ],
-)  # fmt: skip
+SIZES = {
+    1: ("unsigned char", "Bool", "Float8_e4m3fn", "c10::Float8_e5m2"),
+    2: ("BFloat16", "c10::BFloat16", "c10::Half"),
+    4: ("Float",),
+    8: ("long int", "long", "double", "c10::complex<float>"),
+    None: ("TensorList", ""),
+}
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(dtype, size) for size, dtypes in SIZES.items() for dtype in dtypes])
 def test_sizes_of_elements(dtype: str, size: int | None) -> None:
     assert events.element_bytes(dtype) == size
 
@@ -80,3 +95,36 @@ def test_bus_bandwidth_factors_are_those_of_nccl_tests() -> None:
     assert events.bus_factor("all_reduce", 8) == pytest.approx(2 * 7 / 8)
     assert events.bus_factor("all_gather", 8) == events.bus_factor("reduce_scatter", 8) == pytest.approx(7 / 8)
     assert events.bus_factor("broadcast", 8) == 1.0
+
+
+# arithmetic on spans, against sets of points
+
+
+def points(spans: list[Span]) -> set[int]:
+    return {p for a, b in spans for p in range(int(a), int(b))}
+
+
+def spans(rng: random.Random, n: int) -> list[Span]:
+    found = [(a := rng.randrange(60), a + rng.randrange(0, 12)) for _ in range(n)]
+    return [(float(a), float(b)) for a, b in found]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_union_difference_intersection_and_clipping_are_those_of_sets(seed: int) -> None:
+    rng = random.Random(seed)
+    one, other = spans(rng, rng.randrange(9)), spans(rng, rng.randrange(9))
+    a, b = merge(one), merge(other)
+    assert points(a) == points(one)
+    assert all(a[i][1] < a[i + 1][0] for i in range(len(a) - 1)), "touching spans are one"
+    assert points(subtract(a, b)) == points(one) - points(other)
+    assert points(intersect(a, b)) == points(one) & points(other)
+    low, high = sorted((rng.randrange(70), rng.randrange(70)))
+    assert points(clip(a, low, high)) == points(one) & set(range(low, high))
+    assert total_length(a) == len(points(one))
+
+
+def test_of_labels_over_one_another_the_latest_begun_holds() -> None:
+    found = flatten([(0, 100, 1), (10, 20, 2), (15, 30, 3), (50, 50, 4)])
+    assert found == [(0, 10, 1), (10, 15, 2), (15, 30, 3), (30, 100, 1)]
+    lookup = SegmentIndex(found)
+    assert [lookup.at(t) for t in (-1, 0, 12, 15, 29.9, 30, 100)] == [-1, 1, 2, 3, 3, 1, -1]

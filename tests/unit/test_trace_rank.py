@@ -1,4 +1,4 @@
-"""One rank: small traces whose figures can be read off by eye."""
+"""Small traces whose figures can be read off by eye, of one rank and of several."""
 
 from __future__ import annotations
 
@@ -9,10 +9,25 @@ import pytest
 
 from allranks.analysis.trace import analyse
 from allranks.analysis.trace.records import RankReport, TraceReport
-from tests.trace_totals import collectives_per_step
-from tests.unit.trace_builder import AUTOGRAD, GLOO, Event, kernel, launch, mark, nccl, op, span, step, thread, write
+from tests.unit.trace_builder import (
+    AUTOGRAD,
+    GLOO,
+    Event,
+    gloo,
+    kernel,
+    launch,
+    mark,
+    memory,
+    nccl,
+    op,
+    span,
+    step,
+    thread,
+    write,
+    write_ranks,
+)
 
-MS = 1e-3
+RUNLOOPS = [thread(tid, f"thread {tid} (pt_gloo_runloop)") for tid in (GLOO, GLOO + 1)]
 
 
 def report_of(tmp_path: Path, events: list[Event], **more: Any) -> TraceReport:
@@ -75,18 +90,13 @@ def test_collectives_take_size_group_and_place_from_metadata_and_launch(tmp_path
         launch(3, 800), nccl("allreduce", 820, 830, 2, 3, elements=10),
     ]  # fmt: skip
     report = report_of(tmp_path, events)
-    told = {(r.kind, r.phase): (r.count, r.bytes) for r in report.launches}
-    assert told == {
-        ("reduce_scatter", "backward"): (1, 8000),
-        ("all_gather", "optimizer"): (1, 16000),
-        ("all_reduce", "other"): (1, 40),
-    }
+    rows = [(r.kind, r.phase, r.count, r.bytes) for r in report.launches]
+    kinds = (("all_gather", "optimizer"), ("all_reduce", "other"), ("reduce_scatter", "backward"))
+    assert sorted(rows) == [(*kind, 1, size) for kind, size in zip(kinds, (16000, 40, 8000), strict=True)]
     row = next(r for r in report.collectives if r.kind == "reduce_scatter")
     assert row.group_size == 2
     assert row.algbw_bytes_s == pytest.approx(8000 / 100e-6)
     assert row.busbw_bytes_s == pytest.approx(8000 / 100e-6 / 2)
-    assert collectives_per_step(report, 0, "backward")[4]["reduce_scatter"].bytes == 8000
-    assert set(collectives_per_step(report, 0)[4]) == {"reduce_scatter", "all_gather", "all_reduce"}
 
 
 def test_a_kernel_that_tells_nothing_is_named_by_the_call_that_launched_it(tmp_path: Path) -> None:
@@ -105,33 +115,19 @@ def test_a_kernel_that_tells_nothing_is_named_by_the_call_that_launched_it(tmp_p
 # CPU and gloo
 
 
-def gloo_pair(
-    kind: str, call: str, at: float, start: float, end: float, dims: list[Any], own: int, tid: Any = GLOO
-) -> list[Event]:
-    types = ["float", "float", "", "Scalar"][: len(dims)]
-    return [
-        op(call, at, at + 5, in_dims=dims, in_types=types),
-        mark(f"gloo:{kind}", start, end, tid, in_dims=[[own]], in_types=["float"]),
-    ]
-
-
 def test_gloo_spans_are_named_by_their_calls(tmp_path: Path) -> None:
     events = [
-        step(1, 0, 1000), thread(GLOO, "thread 111 (pt_gloo_runloop)"), thread(GLOO + 1, "thread 112 (pt_gloo_runloop)"),
-        *gloo_pair("all_reduce", "c10d::allreduce_", 10, 40, 60, [[[64]]], 64),
-        *gloo_pair("all_reduce", "c10d::_reduce_scatter_base_", 20, 41, 70, [[16], [64]], 64, GLOO + 1),
-        *gloo_pair("all_gather", "c10d::_allgather_base_", 80, 90, 99, [[64], [16]], 16),
-        *gloo_pair("broadcast", "c10d::broadcast_", 110, 120, 140, [[[7]]], 7),
-        *gloo_pair("all_reduce", "c10d::_reduce_scatter_base_", 150, 160, 170, [[8], [32]], 32),
+        step(1, 0, 1000), *RUNLOOPS,
+        *gloo("all_reduce", 10, 40, 60, [[[64]]]),
+        *gloo("reduce_scatter", 20, 41, 70, [[16], [64]], GLOO + 1),
+        *gloo("all_gather", 80, 90, 99, [[64], [16]]),
+        *gloo("broadcast", 110, 120, 140, [[[7]]]),
+        *gloo("reduce_scatter", 150, 160, 170, [[8], [32]]),
     ]  # fmt: skip
     report = report_of(tmp_path, events, world=4)
     told = {r.kind: (r.count, r.bytes) for r in report.launches}
-    assert told == {
-        "all_reduce": (1, 256),
-        "reduce_scatter": (2, 256 + 128),
-        "all_gather": (1, 256),
-        "broadcast": (1, 28),
-    }
+    sums = {"all_reduce": (1, 256), "reduce_scatter": (2, 256 + 128), "all_gather": (1, 256), "broadcast": (1, 28)}
+    assert told == sums
     by_kind = {r.kind: r for r in report.collectives}
     assert by_kind["reduce_scatter"].total_s == pytest.approx(39e-6)
     assert by_kind["all_reduce"].busbw_bytes_s == pytest.approx(256 / 20e-6 * 2 * 3 / 4)
@@ -141,7 +137,7 @@ def test_a_hook_that_blocks_in_backward_is_exposed_communication_and_not_compute
     """The node's span holds the hook's waiting; HTA and a sum over outermost operators would call it compute."""
     node = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
     events = [
-        step(1, 0, 1000), thread(GLOO, "thread 111 (pt_gloo_runloop)"),
+        step(1, 0, 1000), *RUNLOOPS,
         op("autograd::engine::evaluate_function: MmBackward0", 100, 300, sequence=1), op("aten::mm", 120, 290),
         op(node, 300, 800), op("torch::autograd::AccumulateGrad", 310, 790),
         op("aten::detach", 320, 330), op("c10d::allreduce_", 340, 360),
@@ -159,15 +155,13 @@ def test_compute_of_another_thread_hides_communication(tmp_path: Path) -> None:
         op("_c10d_functional::wait_tensor", 500, 700), op("aten::copy_", 550, 560),
         mark("gloo:all_reduce", 300, 650, GLOO, in_dims=[[9]], in_types=["float"]),
     ]  # fmt: skip
-    found = times(rank_of(tmp_path, events))
-    assert found["compute"] == 300
-    assert found["comm"] == 400  # the wait lasts longer than gloo's span
-    assert found["overlapped_comm"] == 100
+    found = times(rank_of(tmp_path, events))  # the wait lasts longer than gloo's span
+    assert (found["compute"], found["comm"], found["overlapped_comm"]) == (300, 400, 100)
 
 
 def test_what_gloos_own_threads_run_is_part_of_the_collective(tmp_path: Path) -> None:
     events = [
-        step(1, 0, 1000), thread(GLOO, "thread 111 (pt_gloo_runloop)"),
+        step(1, 0, 1000), *RUNLOOPS,
         mark("gloo:all_reduce", 300, 650, GLOO, in_dims=[[9]], in_types=["float"]), op("aten::copy_", 310, 600, GLOO),
     ]  # fmt: skip
     found = times(rank_of(tmp_path, events))
@@ -208,78 +202,36 @@ def test_kernels_belong_to_the_phase_of_their_launch_wherever_they_run(tmp_path:
         launch(2, 150), kernel("b", 500, 700, 2),
         launch(3, 250), kernel("o", 700, 730, 3),
     ]  # fmt: skip
-    rank = rank_of(tmp_path, events)
-    assert {p.phase: round(p.busy_s * 1e6) for p in rank.phases} == {
-        "forward": 100,
-        "backward": 200,
-        "optimizer": 30,
-        "data": 0,
-        "other": 0,
-    }
+    busy = {p.phase: round(p.busy_s * 1e6) for p in rank_of(tmp_path, events).phases}
+    assert busy == {"forward": 100, "backward": 200, "optimizer": 30, "data": 0, "other": 0}
 
 
 # modules, operators, memory
 
 
 def test_operators_count_without_what_they_called(tmp_path: Path) -> None:
-    events = [
-        step(1, 0, 100),
-        op("aten::linear", 10, 60),
-        op("aten::addmm", 20, 50),
-        op("aten::copy_", 25, 30),
-        op("aten::linear", 70, 75),
-    ]
-    rows = {
-        r.name: (r.count, round(r.total_s * 1e6), round(r.max_s * 1e6))
-        for r in report_of(tmp_path, events).top_operators
-    }
+    spans = (("linear", 10, 60), ("addmm", 20, 50), ("copy_", 25, 30), ("linear", 70, 75))
+    report = report_of(tmp_path, [step(1, 0, 100), *(op(f"aten::{name}", *times) for name, *times in spans)])
+    rows = {r.name: (r.count, round(r.total_s * 1e6), round(r.max_s * 1e6)) for r in report.top_operators}
     assert rows == {"aten::linear": (2, 25, 20), "aten::addmm": (1, 25, 25), "aten::copy_": (1, 5, 5)}
 
 
 def test_memory_keeps_its_peak_when_thinned(tmp_path: Path) -> None:
-    def memory(t: float, allocated: int, device: int = 1) -> Event:
-        args = {
-            "Total Allocated": allocated,
-            "Total Reserved": 10_000,
-            "Bytes": 1,
-            "Device Id": 0 if device else -1,
-            "Device Type": device,
-        }
-        return {
-            "ph": "i",
-            "cat": "cpu_instant_event",
-            "name": "[memory]",
-            "s": "t",
-            "pid": 1,
-            "tid": 1,
-            "ts": t,
-            "args": args,
-        }
-
-    events = [
-        step(1, 0, 6000),
-        op("aten::mm", 1, 2),
-        *(memory(i, i % 100) for i in range(5000)),
-        memory(2500.5, 7777),
-        memory(3, 5, 0),
-    ]
-    found = {m.device: m for m in rank_of(tmp_path, events).memory}
-    assert (found["gpu:0"].peak_bytes, found["gpu:0"].last_bytes, found["gpu:0"].peak_reserved_bytes) == (
-        7777,
-        99,
-        10_000,
+    events = [memory(i, i % 100, 10_000) for i in range(5000)]
+    rank = rank_of(
+        tmp_path, [step(1, 0, 6000), op("aten::mm", 1, 2), *events, memory(2500.5, 7777), memory(3, 5, 0, 0)]
     )
-    assert found["cpu"].peak_bytes == 5
-    assert max(size for _, size in found["gpu:0"].points) == 7777
-    assert len(found["gpu:0"].points) <= 402
+    gpu, cpu = ({m.device: m for m in rank.memory}[name] for name in ("gpu:0", "cpu"))
+    assert (gpu.peak_bytes, gpu.last_bytes, gpu.peak_reserved_bytes, cpu.peak_bytes) == (7777, 99, 10_000, 5)
+    assert max(size for _, size in gpu.points) == 7777 and len(gpu.points) <= 402
 
 
 def test_what_happens_between_two_steps_belongs_to_neither(tmp_path: Path) -> None:
     """An evaluation between steps must not look like traffic of the step before."""
     events = [
-        step(1, 0, 100), *gloo_pair("all_reduce", "c10d::allreduce_", 10, 20, 30, [[[64]]], 64),
-        *gloo_pair("broadcast", "c10d::broadcast_", 120, 125, 130, [[[7]]], 7),
-        step(2, 200, 300), *gloo_pair("all_reduce", "c10d::allreduce_", 210, 220, 230, [[[64]]], 64),
+        step(1, 0, 100), *gloo("all_reduce", 10, 20, 30, [[[64]]]),
+        *gloo("broadcast", 120, 125, 130, [[[7]]]),
+        step(2, 200, 300), *gloo("all_reduce", 210, 220, 230, [[[64]]]),
     ]  # fmt: skip
     told = {(r.step, r.kind): r.count for r in report_of(tmp_path, events).launches}
     assert told == {(1, "all_reduce"): 1, (2, "all_reduce"): 1}
@@ -292,3 +244,119 @@ def test_calls_of_communication_that_nothing_else_tells_of_are_said(tmp_path: Pa
     (told,) = [p for p in report.problems if p.kind == "calls_only"]
     assert "record_param_comms" in told.message and not report.collectives
     assert not [p for p in report_of(tmp_path, events[:2]).problems if p.kind == "calls_only"]
+
+
+# several ranks: pairing, clocks, profilers that start apart
+
+
+def run(folder: Path, *ranks: list[Event]) -> TraceReport:
+    (report,) = analyse([write_ranks(folder, *ranks, backend="nccl")], workers=1)
+    return report
+
+
+def told(report: TraceReport, kind: str) -> list[str]:
+    return [p.message for p in report.problems if p.kind == kind]
+
+
+def calls(*events: tuple[str, int]) -> list[Event]:
+    """A step with collectives, 100 us apart, each of a kind and a sequence number."""
+    return [step(1, 0, 1000), *(nccl(kind, 100 * seq, 100 * seq + 50, seq) for kind, seq in events)]
+
+
+def test_the_first_numbers_of_a_later_profiler_and_other_collectives_of_a_number_are_not_paired(tmp_path: Path) -> None:
+    early, late = (calls(*(("allreduce", i) for i in range(first, 8))) for first in (1, 3))
+    report = run(tmp_path / "a", early, late)
+    assert (report.pairing.paired, report.pairing.unpaired) == (5, 2)
+    one, other = (calls(("allreduce", 1), (kind, 2)) for kind in ("allreduce", "_allgather_base"))
+    report = run(tmp_path / "b", one, other)
+    assert (report.pairing.paired, report.pairing.unpaired) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "paired"),
+    [
+        # as in samples of a long run: the ranks' n-th need not be the same; uneven shares of one are paired
+        ("alltoallv", [(1000, 80, 500), (900_000, 90, 700)], (2, 2)),
+        ("all_gather", [(1000, 1000), (960, 960)], (2, 0)),  # accepts uneven sizes
+        ("_allgather_base", [(1000, 1000), (960, 960)], (0, 4)),
+        ("_reduce_scatter_base", [(1000, 1000), (960, 960)], (0, 4)),
+    ],
+)
+def test_order_alone_pairs_what_can_be_one(tmp_path: Path, name: str, sizes: Any, paired: tuple[int, int]) -> None:
+    ranks = [
+        [step(1, 0, 1000), *(nccl(name, 100 * n, 100 * n + 50, None, elements=size) for n, size in enumerate(own, 1))]
+        for own in sizes
+    ]
+    report = run(tmp_path, *ranks)
+    assert (report.pairing.by_order, report.pairing.unpaired) == paired
+
+
+def test_a_send_and_its_receive_are_one(tmp_path: Path) -> None:
+    to = {"Src Rank": 0, "Dst Rank": 1, "Group size": 2}
+    back = {"Src Rank": 1, "Dst Rank": 0, "Group size": 2}
+    one = [step(1, 0, 1000), nccl("send", 100, 200, 0, **to), nccl("recv", 300, 420, 1, **back)]
+    other = [step(1, 0, 1000), nccl("recv", 50, 200, 0, **to), nccl("send", 400, 420, 1, **back)]
+    report = run(tmp_path, one, other)
+    assert [p.kind for p in report.pairing.longest] == ["send_recv", "send_recv"]
+    assert [r.last for r in sorted(report.stragglers, key=lambda r: r.rank)] == [1, 1]
+    assert report.ranks[0].clock_pairs == 0, "a receive may end long after its send: no clock"
+
+
+def test_clocks_are_aligned_along_a_chain_of_groups(tmp_path: Path) -> None:
+    def group(members: str, start: float, end: float, seq: int) -> Event:
+        return nccl("allreduce", start, end, seq, **{"Process Group Name": members, "Process Group Ranks": members})
+
+    rows = [
+        [step(1, 0, 1000), group("[0, 1]", 100, 200, 0)],
+        [step(1, 50, 1050), group("[0, 1]", 150, 250, 0), group("[1, 2]", 350, 450, 0)],
+        [step(1, -930, 70), group("[1, 2]", -600, -500, 0)],
+    ]
+    report = run(tmp_path, *rows)
+    assert [round(r.clock_offset_s * 1e6) for r in report.ranks] == [0, 50, -900]
+    assert report.pairing.unpaired == 0
+
+
+def skewed(lag: float, steps: int = 3, slow: float = 0.0) -> list[Event]:
+    """A rank whose profiler starts `lag` later and that is `slow` in each step; ends of collectives are common."""
+    events, end = [], 0.0
+    for n in range(steps):
+        start = lag if n == 0 else end + 10
+        common = max(1000.0 * n + 600, 0)
+        events += [step(n + 1, start, common + 300), kernel("gemm", start + 20, start + 120, 10 * n + 1)]
+        events += [launch(10 * n + 1, start + 10), launch(10 * n + 2, start + 130)]
+        events.append(nccl("allreduce", start + 150 + slow, common, n, 10 * n + 2))
+        end = common + 300
+    return events
+
+
+def test_profilers_that_start_apart_are_seen_and_the_first_step_begins_where_ranks_are_level(tmp_path: Path) -> None:
+    report = run(tmp_path, skewed(0), skewed(400))
+    assert report.startup is not None
+    assert report.startup.skew_s == pytest.approx(400e-6)
+    assert report.startup.fake_wait_s == {0: pytest.approx(400e-6), 1: 0.0}
+    assert report.startup.removed_s == {0: pytest.approx(600e-6), 1: pytest.approx(200e-6)}
+    assert report.pairing.wait_s == 0
+    assert all(r.caused_wait_s == 0 for r in report.stragglers)
+    assert [[s.trimmed for s in r.steps] for r in report.ranks] == [[True, False, False]] * 2
+    first = report.ranks[0].steps[0]
+    assert first.breakdown.exposed_comm_s == 0 and first.breakdown.span_s == pytest.approx(300e-6)
+    assert report.ranks[0].total.span_s == pytest.approx(sum(s.breakdown.span_s for s in report.ranks[0].steps))
+
+
+def test_ranks_without_a_common_collective_keep_their_clocks_and_it_is_said(tmp_path: Path) -> None:
+    report = run(tmp_path, [step(1, 0, 100), kernel("a", 10, 20)], [step(1, 30, 130), kernel("a", 40, 50)])
+    assert len(told(report, "not_aligned")) == 1
+    assert [round(r.start_s * 1e6) for r in report.ranks] == [0, 30]
+
+
+def test_a_rank_whose_first_step_began_late_is_paired_from_its_end(tmp_path: Path) -> None:
+    second = [step(2, 1000, 2000), *gloo("all_reduce", 1100, 1110, 1200, [[[8]]])]
+    late = [step(2, 1000, 2000), *gloo("all_reduce", 1100, 1150, 1200, [[[8]]])]
+    first = gloo("all_reduce", 10, 20, 120, [[[8]]])
+    one = [step(1, 0, 1000), *first, *gloo("all_reduce", 200, 210, 300, [[[8]]]), *second]
+    other = [step(1, 0, 1000), *gloo("all_reduce", 200, 280, 300, [[[8]]]), *late]
+    report = run(tmp_path, one, other)
+    (text,) = told(report, "missing_collective")
+    assert "step 1, all_reduce of 32 B: rank 1 has 1, the others have 2" in text
+    assert report.pairing.wait_s == pytest.approx((70 + 40) * 1e-6)
+    assert report.pairing.unpaired == 1

@@ -1,5 +1,4 @@
-"""Small traces written by hand for the tests of the trace analysis: spans in microseconds, JSON as the profiler writes
-it."""
+"""Small traces written by hand, as the profiler writes them: spans in microseconds."""
 
 from __future__ import annotations
 
@@ -33,16 +32,7 @@ def step(number: int, start: float, end: float) -> Event:
 
 def kernel(name: str, start: float, end: float, correlation: int = 0, stream: int = 7, **args: Any) -> Event:
     told = {"stream": stream, "device": 0, "correlation": correlation, **args}
-    return {
-        "ph": "X",
-        "cat": "kernel",
-        "name": name,
-        "pid": 0,
-        "tid": stream,
-        "ts": start,
-        "dur": end - start,
-        "args": told,
-    }
+    return span("kernel", name, start, end, stream, 0, **told)
 
 
 def launch(correlation: int, at: float, tid: Any = MAIN) -> Event:
@@ -53,19 +43,29 @@ def nccl(
     kind: str, start: float, end: float, seq: int | None, correlation: int = 0, elements: int = 1000, **args: Any
 ) -> Event:
     """A collective's kernel with NCCL's metadata, float32, of ranks 0 and 1 unless told otherwise."""
-    told: dict[str, Any] = {
-        "Collective name": kind,
-        "In msg nelems": elements,
-        "Out msg nelems": elements,
-        "dtype": "Float",
-        "Group size": 2,
-        "Process Group Name": "0",
-        "Process Group Ranks": "[0, 1]",
-        **args,
-    }
+    group = {"Group size": 2, "Process Group Name": "0", "Process Group Ranks": "[0, 1]"}
+    sizes = {"In msg nelems": elements, "Out msg nelems": elements, "dtype": "Float"}
+    told: dict[str, Any] = {"Collective name": kind, **sizes, **group, **args}
     if seq is not None:
         told["Seq"] = seq
     return kernel("ncclDevKernel_Generic", start, end, correlation, 20, **told)
+
+
+def memory(at: float, allocated: int, reserved: int = 8192, device: int = 1) -> Event:
+    where = {"Device Type": device, "Device Id": 0 if device else -1, "Bytes": 1}
+    args = {**where, "Total Allocated": allocated, "Total Reserved": reserved}
+    return {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": PID, "tid": MAIN, "ts": at, "args": args}
+
+
+def gloo(kind: str, at: float, start: float, end: float, dims: list[Any], tid: Any = GLOO) -> list[Event]:
+    """A collective of gloo: the call and what the backend runs, which calls a reduce-scatter an all-reduce."""
+    gathers = {"all_gather": "_allgather_base_", "reduce_scatter": "_reduce_scatter_base_"}
+    call = gathers.get(kind, f"{kind.replace('_', '')}_")
+    own, runs = dims[1] if len(dims) == 2 else dims[0][0], kind.replace("reduce_scatter", "all_reduce")
+    return [
+        op(f"c10d::{call}", at, at + 5, in_dims=dims, in_types=["float"] * len(dims)),
+        mark(f"gloo:{runs}", start, end, tid, in_dims=[own], in_types=["float"]),
+    ]
 
 
 def thread(tid: Any, name: str) -> Event:
@@ -86,14 +86,8 @@ def document(
     if world is not None:
         info["world_size"] = world
         info["pg_config"] = [{"pg_name": "0", "pg_size": world, "ranks": list(range(min(int(world), 4096)))}]
-    return {
-        "schemaVersion": 1,
-        "deviceProperties": [],
-        "distributedInfo": info if rank is not None or world is not None else {},
-        "baseTimeNanoseconds": base,
-        "traceEvents": events,
-        "traceName": "t.json",
-    }
+    known = info if rank is not None or world is not None else {}
+    return {"distributedInfo": known, "baseTimeNanoseconds": base, "traceEvents": events, "traceName": "t.json"}
 
 
 def write(path: Path, events: list[Event], rank: int | None = 0, world: int | None = 1, **more: Any) -> Path:
