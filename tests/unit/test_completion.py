@@ -1,4 +1,4 @@
-"""Completion in the shell: the real function in bash, and what click answers to zsh and fish."""
+"""Completion in the shell: the real function in bash, and the keys and values that it offers."""
 
 from __future__ import annotations
 
@@ -24,43 +24,25 @@ printf '%s\\n' "${COMPREPLY[@]}"
 """
 
 
-@pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    command = tmp_path / "bin" / "allranks"
-    command.parent.mkdir()
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes_verbs_keys_values_strategies_smoke_tests_and_runs(tmp_path: Path) -> None:
+    command, run = tmp_path / "bin" / "allranks", tmp_path / "runs" / "demo-1"
+    for folder in (command.parent, run):
+        folder.mkdir(parents=True)
+    (run / "spec.yaml").write_text("name: demo\n")
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m allranks "$@"\n')
     command.chmod(0o700)
-    return {**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}", "PYTHONPATH": str(REPO / "src")}
-
-
-def in_bash(environment: dict[str, str], cwd: Path, *words: str) -> list[str]:
-    """Complete the last word; words are as bash divides them, at ``=`` and ``:`` too."""
-    done = subprocess.run(
-        ["bash", "--norc", "-c", BASH, "bash", *words],
-        env=environment,
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert not done.stderr, done.stderr
-    return done.stdout.split("\n")[:-1]
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_bash_completes_verbs_keys_values_strategies_smoke_tests_and_runs(
-    environment: dict[str, str], tmp_path: Path
-) -> None:
-    run = tmp_path / "runs" / "demo-1"
-    run.mkdir(parents=True)
-    (run / "spec.yaml").write_text("name: demo\n")
+    env = {**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}", "PYTHONPATH": str(REPO / "src")}
 
     def complete(*words: str) -> list[str]:
-        return in_bash(environment, tmp_path, *words)
+        """Complete the last word; words are as bash divides them, at ``=`` and ``:`` too."""
+        bash = ["bash", "--norc", "-c", BASH, "bash", *words]
+        done = subprocess.run(bash, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert not done.stderr, done.stderr
+        return done.stdout.split("\n")[:-1]
 
     assert complete("pl") == ["plan"]
     assert complete("plan", "spec.yaml", "--set", "train.sch") == ["compopt nospace", "train.schedule="]
-    assert complete("plan", "spec.yaml", "--set", "train.schedule", "=") == ["linear", "cosine", "constant"]
     assert complete("plan", "spec.yaml", "--set", "train.schedule", "=", "co") == ["cosine", "constant"]
     assert complete("run", "s", "--set", "=", "data.source", "=", "builtin", ":", "n") == ["news", "noise"]
     assert complete("compare", "s", "--strategies", "zero1,zero") == ["zero1,zero2", "zero1,zero3"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from rich.text import Text
 
 from allranks.cli import data as data_verb
 from allranks.cli.console import SafeConsole
@@ -51,10 +52,8 @@ def test_json_has_the_rows_with_their_mask_and_the_facts(tmp_path: Path) -> None
     assert found["numbers"] == {"cut": [42], "dropped": [42], "identical": [40]}
     assert found["row_tokens"]["longest"] == 64
     assert (found["world_size"], found["problem"], found["columns"]) == (2, None, ["prompt", "response"])
-    assert facts["tokens_trained"] == sum(
-        row["tokens_trained"]
-        for row in preview.inspect_data(parse_spec(yaml.safe_load(spec.read_text())), rows=100)["shown"]
-    )
+    shown = preview.inspect_data(parse_spec(yaml.safe_load(spec.read_text())), rows=100)["shown"]
+    assert facts["tokens_trained"] == sum(row["tokens_trained"] for row in shown)
 
 
 def test_piped_output_marks_what_is_trained_and_writes_control_characters_out(tmp_path: Path) -> None:
@@ -62,8 +61,7 @@ def test_piped_output_marks_what_is_trained_and_writes_control_characters_out(tm
     ended = verb("data", spec_file(tmp_path, rows, data={"eval_fraction": 0.0}), "--rows", "1")
     assert ended.returncode == 0, ended.stderr
     text = ended.stdout
-    assert "red \\x1b[31m bell \\x07 \\u202e" in text
-    assert "\x1b" not in text
+    assert "red \\x1b[31m bell \\x07 \\u202e" in text and "\x1b" not in text
     assert "⟦line\nHF_TOKEN=***</s>⟧" in text
     assert "*** replaces text that looks like a secret" in text
     assert "template  chat (columns prompt, response); the model has no chat template" in text
@@ -76,10 +74,7 @@ def test_a_terminal_of_80_columns_shows_trained_text_in_green(tmp_path: Path) ->
     console = SafeConsole(file=out, force_terminal=True, width=80, color_system="standard")
     data_verb._show(console, spec, found, 2)
     text = out.getvalue()
-    assert "\x1b[32mIt is" in text
-    assert data_verb.OPEN not in text
-    from rich.text import Text
-
+    assert "\x1b[32mIt is" in text and data_verb.OPEN not in text
     assert max(len(line) for line in Text.from_ansi(text).plain.splitlines()) <= 80
 
 
@@ -88,14 +83,8 @@ def test_too_few_sequences_are_refused_before_the_launch(tmp_path: Path, word: s
     spec = spec_file(tmp_path, ROWS[:4], data={"max_length": 512, "eval_fraction": 0.0})
     ended = verb(word, spec)
     assert ended.returncode == 2
-    assert (
-        "4 training rows give 1 sequence of up to 512 tokens (data.packing: isolated), too few for 2 ranks; "
-        in ended.stderr
-    )
-    assert (
-        "set data.packing: none, which gives 4 sequences, or use fewer ranks (cluster.procs_per_node: 1)"
-        in ended.stderr
-    )
+    assert "4 training rows give 1 sequence of up to 512 tokens (data.packing: isolated), too few" in ended.stderr
+    assert "set data.packing: none, which gives 4 sequences, or use fewer ranks (cluster.procs_per_" in ended.stderr
     assert not (tmp_path / "runs").exists()
 
 
@@ -105,10 +94,7 @@ def test_plan_notes_too_few_sequences_and_the_cure_works(tmp_path: Path) -> None
     assert "too few" not in verb("plan", spec, "--set", "data.packing=none").stdout
     assert "too few" not in verb("plan", spec, "--set", "cluster.procs_per_node=1").stdout
     ended = verb("data", spec, "--set", "cluster.procs_per_node=5", "--set", "data.packing=none")
-    assert (
-        "4 training rows give 4 sequences, too few for 5 ranks; use fewer ranks (cluster.procs_per_node: 4)"
-        in ended.stderr
-    )
+    assert "give 4 sequences, too few for 5 ranks; use fewer ranks (cluster.procs_per_node: 4)" in ended.stderr
 
 
 @pytest.mark.parametrize(

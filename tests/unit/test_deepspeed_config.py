@@ -1,4 +1,4 @@
-"""DeepSpeed's JSON against the spec: filled in, checked, and refused by name before anything is started."""
+"""DeepSpeed's JSON and TrainingArguments against the spec: filled in, checked, and refused by name, without torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from allranks.errors import SpecError
 from allranks.planning.planner import make_plan
 from allranks.spec import load_spec, parse_spec, spec_to_yaml
 from allranks.spec.loader import parse_yaml
+from allranks.spec.records import TrainSpec
 from allranks.spec.strategies.deepspeed_zero import DeepSpeedExpectations, complete_config, without_auto
+from allranks.spec.strategies.hf_trainer import FREE, TrainerExpectations, complete_arguments
 from allranks.utils.machine import MachineFacts
 
 FACTS = MachineFacts(host="h", cpus=8, memory_bytes=0, gpus=[], cpu_model="", system="")
@@ -42,10 +44,7 @@ def test_auto_is_filled_in_wherever_it_stands() -> None:
         "zero_optimization": {"stage": "auto", "reduce_bucket_size": "auto"},
         "bf16": {"enabled": "auto"},
         "fp16": {"enabled": "auto"},
-        "optimizer": {
-            "type": "AdamW",
-            "params": {"lr": "auto", "weight_decay": "auto", "betas": "auto", "eps": "auto"},
-        },
+        "optimizer": {"type": "AdamW", "params": dict.fromkeys(("lr", "weight_decay", "betas", "eps"), "auto")},
     }
     found = complete_config(config, ASKED, "x")
     assert found["train_batch_size"] == 96
@@ -72,11 +71,10 @@ def test_auto_is_filled_in_wherever_it_stands() -> None:
         ({"zero_optimisation": {"stage": 2}}, ["would ignore the key 'zero_optimisation'", "zero_optimization"]),
         ({"bf16": True}, ["bf16 is true", "JSON object"]),
     ],
-)  # fmt: skip
+)
 def test_a_contradiction_names_the_key_and_both_values(config: dict[str, Any], words: list[str]) -> None:
     said = problem(config)
-    for word in words:
-        assert word in said, said
+    assert all(word in said for word in words), said
 
 
 def test_float32_refuses_bf16_and_a_cpu_refuses_what_would_be_compiled() -> None:
@@ -88,11 +86,8 @@ def test_float32_refuses_bf16_and_a_cpu_refuses_what_would_be_compiled() -> None
 
 def spec_of(tmp_path: Path, strategy: dict[str, Any], **train: Any) -> Path:
     path = tmp_path / "spec.yaml"
-    content = {
-        "model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}, "strategy": strategy,
-        "train": train,
-    }  # fmt: skip
-    path.write_text(json.dumps(content | {"cluster": {"procs_per_node": 2, "device": "cpu"}}))
+    content = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}, "strategy": strategy}
+    path.write_text(json.dumps(content | {"train": train, "cluster": {"procs_per_node": 2, "device": "cpu"}}))
     return path
 
 
@@ -128,21 +123,64 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: str | None
         file.write_bytes(content.encode("latin-1"))
     with pytest.raises(SpecError, match=words) as caught:
         load_spec(spec_of(tmp_path, {"name": "deepspeed_zero1", "config": str(file)}))
-    assert str(file) in str(caught.value)
-    assert "strategy.config" in str(caught.value)
+    assert str(file) in str(caught.value) and "strategy.config" in str(caught.value)
 
 
 def test_the_plan_stores_weights_as_an_enabled_bf16_does() -> None:
     """DeepSpeed then casts the model and keeps float32 master weights; all else follows the plan."""
-    raw = {
+    raw: Any = {
         "model": {"name": "mlp:64x2", "dtype": "bfloat16"}, "data": {"source": "builtin:noise"},
-        "strategy": {"name": "deepspeed_zero1", "config": {"bf16": {"enabled": True}}},
+        "strategy": {"name": "deepspeed_zero1"},
         "cluster": {"procs_per_node": 2},
     }  # fmt: skip
-    assert make_plan(parse_spec(raw), FACTS).param_dtype == "bfloat16"
-    raw["strategy"]["config"] = {"bf16": {"enabled": "auto"}}
-    assert make_plan(parse_spec(raw), FACTS).param_dtype == "float32"
-    raw["strategy"]["config"] = {"bf16": {"enabled": True}}
-    raw["model"]["dtype"] = "float32"
+    for enabled, stored in ((True, "bfloat16"), ("auto", "float32")):
+        raw["strategy"]["config"] = {"bf16": {"enabled": enabled}}
+        assert make_plan(parse_spec(raw), FACTS).param_dtype == stored
+    raw["strategy"]["config"], raw["model"]["dtype"] = {"bf16": {"enabled": True}}, "float32"
     with pytest.raises(SpecError, match=r"bf16\.enabled is true"):
         make_plan(parse_spec(raw), FACTS)
+
+
+def arguments_of(**more: Any) -> TrainerExpectations:
+    usual = {"train": TrainSpec(max_steps=10), "micro_batch_size": 2, "grad_accum": 3, "world_size": 2, "device": "cpu"}
+    return TrainerExpectations(**{**usual, "find_unused_parameters": False, **more})
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"learning_rate": 1e-4}, "learning_rate is 0.0001, but train.lr is 5e-05"),
+        ({"per_device_train_batch_size": 8}, "train.micro_batch_size is 2"),
+        ({"max_steps": 3}, "train.max_steps is 10"),
+        ({"num_train_epochs": 3}, "train.epochs is not set"),
+        ({"seed": 1}, "train.seed is 42"),
+        ({"ddp_find_unused_parameters": True}, "strategy.find_unused_parameters"),
+        ({"bf16": True}, "model.dtype"),
+        ({"gradient_checkpointing": True}, "model.gradient_checkpointing"),
+        ({"save_steps": 100}, "the section checkpoint"),
+        ({"deepspeed": "ds.json"}, "deepspeed_zero3"),
+        ({"label_smoothing_factor": 0.1}, "it changes the loss"),
+        ({"lerning_rate": 1e-4}, "did you mean 'learning_rate'"),
+        ({"tf32": 1}, "expected bool, got 1"),
+        ([1], "expected a mapping"),
+    ],
+)
+def test_an_argument_that_contradicts_is_refused_by_name(given: Any, words: str) -> None:
+    with pytest.raises(SpecError, match=r"strategy\.args") as error:
+        complete_arguments(given, arguments_of())
+    assert words in str(error.value)
+
+
+def test_an_argument_that_agrees_or_turns_nothing_on_is_taken() -> None:
+    given = {
+        "learning_rate": 5e-5, "bf16": False, "report_to": "none", "save_strategy": "no", "push_to_hub": False,
+        "max_steps": 10, "torch_empty_cache_steps": 5,
+    }  # fmt: skip
+    assert complete_arguments(given, arguments_of())["torch_empty_cache_steps"] == 5
+
+
+def test_arguments_are_those_of_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+    known = set(transformers.TrainingArguments.__dataclass_fields__)
+    assert set(FREE) <= known
+    assert set(complete_arguments(None, arguments_of(backend="gloo", train=TrainSpec(epochs=1.0)))) <= known

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -17,21 +18,22 @@ import allranks
 from allranks.cli.main import VERBS
 from allranks.launch import preview
 from allranks.spec.loader import parse_spec, parse_yaml
+from allranks.spec.strategies import REGISTRY
+from allranks.train import strategies
 from tests.conftest import REPO
 from tests.unit.topo_texts import BARE
 
 
 def test_generated_parts_of_pages_are_up_to_date() -> None:
-    done = subprocess.run(
-        [sys.executable, "scripts/make_pages.py", "--check"], cwd=REPO, capture_output=True, text=True, timeout=60
-    )
+    command = [sys.executable, "scripts/make_pages.py", "--check"]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
     "page", [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").rglob("*.md"))], ids=lambda p: p.name
 )
-def test_links_lead_somewhere(page) -> None:
+def test_links_lead_somewhere(page: Path) -> None:
     for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text()):
         if target.startswith("https://"):
             continue
@@ -48,80 +50,49 @@ def _anchors(page: Path) -> set[str]:
     return made | set(re.findall(r'<a id="([^"]+)">', text))
 
 
-# Names that look like modules or files of the repository: trace annotations, the schema that a user writes, an ignored
-# folder.
+# Names of trace annotations, of the schema that a user writes, and of an ignored folder.
 NO_MODULES = re.compile(
     r"allranks\.(data|forward|backward|optimizer|control|module|schema|strategies|launchers)\b(?!\.py)"
 )
 NO_FILES = ("benchmarks/work",)
-# Programs of the field notes and of other projects, which these pages are about.
-FOREIGN = {"seeds.md", "lint.md"}
 TOP = ("src", "tests", "scripts", "benchmarks", "examples", "docs")
 
 
-def _tree() -> tuple[set[str], set[str]]:
+@cache
+def known_paths() -> set[str]:
     """Return all files of the repository and all their folders, relative to its root."""
-    files = {
-        path.relative_to(REPO).as_posix()
-        for top in TOP
-        for path in (REPO / top).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
-    return files, {folder.as_posix() for name in files for folder in PurePosixPath(name).parents}
+    files = {path.relative_to(REPO).as_posix() for top in TOP for path in (REPO / top).rglob("*") if path.is_file()}
+    return files | {folder.as_posix() for name in files for folder in PurePosixPath(name).parents}
 
 
-def _has_module(name: str, files: set[str]) -> bool:
+def is_module(name: str) -> bool:
     """Return whether a dotted name is a module of the package, or a word in one."""
     parts = name.split(".")
     for n in range(len(parts), 0, -1):
         base = "/".join(["src", *parts[:n]])
-        for module in (f"{base}.py", f"{base}/__init__.py"):
-            if module in files:
-                text = (REPO / module).read_text()
-                if n == 1:
-                    return parts[1] in allranks.__all__
-                return len(parts) == n or re.search(rf"\b{parts[n]}\b", text) is not None
+        for module in {f"{base}.py", f"{base}/__init__.py"} & known_paths():
+            if n == 1:
+                return parts[1] in allranks.__all__
+            return len(parts) == n or re.search(rf"\b{parts[n]}\b", (REPO / module).read_text()) is not None
     return False
-
-
-def _stale_names(page: Path, files: set[str], folders: set[str]) -> set[str]:
-    """Return what a page names as a path, file or module of this repository and is none."""
-    text, known = page.read_text(), files | folders
-
-    def exists(path: str) -> bool:
-        return path in known or any(name.endswith(f"/{path}") for name in known)
-
-    modules = re.findall(r"\ballranks(?:\.\w+)+", text)
-    for module, names in re.findall(r"from (allranks[\w.]*) import ([\w, ]+)", text):
-        modules += [f"{module}.{name.strip()}" for name in names.split(",")]
-    paths = re.findall(r"(?<![\w/.:-])(?:src|tests|scripts|benchmarks|examples)/[\w./-]*\w", text)
-    if page.name not in FOREIGN and "seeds" not in page.parts:
-        paths += re.findall(r"`([\w/-]+(?:\.py|\.j2))`", text)
-    if page == REPO / "CONTRIBUTING.md":
-        paths += re.findall(r"`((?:[\w-]+/)+[\w.-]*)`", text)
-    paths = [p for p in paths if not re.search(r"/[A-Z]+\.py$", p)]  # an upper-case name stands for any
-    return {
-        *(m for m in modules if not NO_MODULES.match(m) and not _has_module(m, files)),
-        *(p for p in paths if not p.startswith(NO_FILES) and not exists(p.rstrip("/"))),
-    }
 
 
 PAGES = [
     *(REPO / name for name in ("README.md", "AGENTS.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md")),
-    *sorted((REPO / "docs").rglob("*.md")),
-    *sorted((REPO / "examples").rglob("*.md")),
-    *sorted((REPO / "tests").rglob("*.md")),
+    *(page for top in ("docs", "examples", "tests") for page in sorted((REPO / top).rglob("*.md"))),
 ]
 
 
-@pytest.fixture(scope="module")
-def tree() -> tuple[set[str], set[str]]:
-    return _tree()
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(REPO).as_posix())
-def test_modules_and_files_that_a_page_names_exist(page: Path, tree: tuple[set[str], set[str]]) -> None:
-    assert not _stale_names(page, *tree)
+def test_modules_and_files_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text()
+    modules = re.findall(r"\ballranks(?:\.\w+)+", text)
+    for module, names in re.findall(r"from (allranks[\w.]*) import ([\w, ]+)", text):
+        modules += [f"{module}.{name.strip()}" for name in names.split(",")]
+    assert not [name for name in modules if not NO_MODULES.match(name) and not is_module(name)]
+    paths = re.findall(r"(?<![\w/.:-])(?:src|tests|scripts|benchmarks|examples)/[\w./-]*\w", text)
+    paths = [path for path in paths if not path.startswith(NO_FILES) and not re.search(r"/[A-Z]+\.py$", path)]
+    assert not [path for path in paths if not any(f"/{name}".endswith(f"/{path}") for name in known_paths())]
 
 
 def test_pages_name_every_folder_and_verb() -> None:
@@ -140,17 +111,10 @@ def test_the_map_of_the_source_is_true() -> None:
 
 
 LIGHT = [
-    ["--version"],
-    *([v, "--help"] for v in VERBS),
-    ["schema"],
-    ["plan", "examples/demo.yaml"],
-    ["runs"],
-    ["examples"],
-    ["init", "--yes", "-o", "-"],
-    ["lint", "tests/golden/plain.sbatch", "--level", "error"],
-    ["topo", "-"],
+    ["--version"], *([v, "--help"] for v in VERBS), ["schema"], ["plan", "examples/demo.yaml"], ["runs"], ["examples"],
+    ["init", "--yes", "-o", "-"], ["lint", "tests/golden/plain.sbatch", "--level", "error"], ["topo", "-"],
     ["stage", "examples/demo.yaml", "--no-packages", "--json", "--to"],
-]
+]  # fmt: skip
 
 
 def test_light_verbs_never_import_torch(tmp_path: Path) -> None:
@@ -163,16 +127,13 @@ def test_light_verbs_never_import_torch(tmp_path: Path) -> None:
         "    assert not heavy, (verb, heavy)\n"
     )
     verbs = json.dumps([*LIGHT[:-1], [*LIGHT[-1], str(tmp_path)]])
-    done = subprocess.run(
-        [sys.executable, "-c", code, verbs], cwd=REPO, input=BARE, capture_output=True, text=True, timeout=60
-    )
+    command = [sys.executable, "-c", code, verbs]
+    done = subprocess.run(command, cwd=REPO, input=BARE, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
 
 def test_plan_loads_and_generates_only_what_it_needs() -> None:
-    """Each of these took a visible part of the time of `allranks plan`: modules, code generated for dataclasses,
-    annotations kept as text.
-    """
+    """Each of these took a visible part of the time of `allranks plan`."""
     code = (
         "import dataclasses, sys\nsys.argv = ['allranks', 'plan', 'examples/demo.yaml']\n"
         "from allranks.cli.main import main\n"
@@ -200,31 +161,15 @@ def test_only_train_imports_torch() -> None:
         if "train" in place.parts:
             continue
         for node in ast.parse(path.read_text()).body:
-            names = (
-                [a.name for a in node.names]
-                if isinstance(node, ast.Import)
-                else [node.module or ""]
-                if isinstance(node, ast.ImportFrom)
-                else []
-            )
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not any(n.split(".")[0] in ("torch", "transformers", "peft", "numpy") for n in names), path
 
 
 def test_no_package_hides_a_function_of_the_public_api() -> None:
     """Importing ``allranks.plan.x`` would set ``allranks.plan`` to the package, for every caller of the process."""
-    import allranks
-
     folders = {path.stem for path in (REPO / "src" / "allranks").iterdir()}
     assert not folders & (set(allranks.__all__) - {"__version__"})
-
-
-def _yaml_blocks() -> list[tuple[str, str]]:
-    """Return page and text of each fenced YAML block of README and docs."""
-    found = []
-    for page in [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]:
-        for indent, text in re.findall(r"^( *)```ya?ml\n(.*?)^\1```", page.read_text(), re.MULTILINE | re.DOTALL):
-            found.append((page.name, re.sub(rf"^{indent}", "", text, flags=re.MULTILINE)))
-    return found
 
 
 def test_every_yaml_block_of_the_pages_is_parsed_and_every_spec_planned(
@@ -237,10 +182,36 @@ def test_every_yaml_block_of_the_pages_is_parsed_and_every_spec_planned(
     for name in ("rows.jsonl", "own.jsonl", "chats.jsonl", "train.jsonl", "validation.jsonl"):
         (tmp_path / name).write_text('{"prompt": "a", "response": "b"}\n' * 40)
     (tmp_path / "ds.json").write_text("{}")
-    blocks = _yaml_blocks()
+    blocks = [
+        (page.name, re.sub(rf"^{indent}", "", text, flags=re.MULTILINE))
+        for page in [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
+        for indent, text in re.findall(r"^( *)```ya?ml\n(.*?)^\1```", page.read_text(), re.MULTILINE | re.DOTALL)
+    ]
     assert len(blocks) >= 9
     for page, text in blocks:
         raw = parse_yaml(text, page)
         if "script" not in raw:  # a part of a spec; the rest is that of README
             raw = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}, **raw}
         preview.plan(parse_spec(raw, where=page))
+
+
+STRATEGIES = REPO / "docs" / "strategies.md"
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_section_names_the_options_of_the_registry_with_their_defaults(name: str) -> None:
+    section = STRATEGIES.read_text().partition(f"\n## `{name}`\n")[2].partition("\n## ")[0]
+    (line,) = re.findall(r"^\| options \| (.*) \|$", section, re.MULTILINE)
+    named = dict(re.findall(r"`(\w+)`(?: \(([^)]*)\))?", line))
+    assert named.keys() == REGISTRY[name].options.keys()
+    for key, value in named.items():
+        if value:
+            default = REGISTRY[name].options[key]
+            assert value in (str(default).lower(), f"{default:g}" if isinstance(default, float) else ""), key
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_the_table_says_of_overlap_what_the_strategy_claims(name: str) -> None:
+    (row,) = re.findall(rf"^\| \[`{name}`\].*$", STRATEGIES.read_text(), re.MULTILINE)
+    claims = strategies.create(name, {}).claims_overlap
+    assert row.split("|")[4].strip() == ("yes" if claims else "no")

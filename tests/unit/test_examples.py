@@ -1,6 +1,4 @@
-"""The examples that come with the package: listed, copied, and each can be planned in an empty folder, also from a
-wheel.
-"""
+"""The examples that come with the package: listed, copied, and planned in an empty folder, also from a wheel."""
 
 from __future__ import annotations
 
@@ -9,6 +7,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,7 @@ from allranks.nodes import preflight
 from allranks.spec.examples import describe_example, example_files
 from tests.conftest import REPO
 
-
-def ends(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    monkeypatch.setattr("sys.argv", ["allranks", *words])
-    with pytest.raises(SystemExit) as end:
-        main()
-    out, err = capfd.readouterr()
-    return int(end.value.code or 0), out, err
+Verb = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -34,11 +27,22 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def verb(empty: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Verb:
+    """`allranks examples ...` in an empty folder: its exit code, output and errors."""
+
+    def ends(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["allranks", "examples", *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return (int(end.value.code or 0), *capfd.readouterr())
+
+    return ends
+
+
 @pytest.mark.parametrize("name", example_files())
-def test_a_copy_can_be_planned_in_an_empty_folder(
-    name: str, empty: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    code, out, _ = ends(monkeypatch, capfd, "examples", name)
+def test_a_copy_can_be_planned_in_an_empty_folder(name: str, empty: Path, verb: Verb) -> None:
+    code, out, _ = verb(name)
     copy = empty / f"{name.rpartition('/')[2]}.yaml"
     assert code == 0 and f"wrote {copy.name}; next: allranks plan {copy.name}" in out
     spec = preview.read_spec(copy)
@@ -52,34 +56,27 @@ def test_a_copy_can_be_planned_in_an_empty_folder(
     assert told["offline"] == (told["model"].startswith("tiny:"))
 
 
-def test_the_list_has_a_line_for_each(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = ends(monkeypatch, capfd, "examples")
-    assert code == 0
-    lines = out.splitlines()
-    assert {line.split()[0] for line in lines[1 : len(example_files()) + 1]} == set(example_files())
-    assert "copy one: allranks examples NAME" in lines[-1]
-    code, out, _ = ends(monkeypatch, capfd, "examples", "--json")
-    rows = {row["name"]: row for row in json.loads(out)}
-    assert list(rows) and set(rows) == set(example_files())
+def test_the_list_has_a_line_for_each(verb: Verb) -> None:
+    code, out, _ = verb()
+    assert code == 0 and {line.split()[0] for line in out.splitlines() if line} >= set(example_files())
+    rows = {row["name"]: row for row in json.loads(verb("--json")[1])}
+    assert set(rows) == set(example_files())
     assert rows["demo"]["launcher"] == "local" and rows["demo"]["offline"] is True
     assert rows["mistral-7b-lora-ddp-2node"]["nodes"] == 2 and rows["mistral-7b-lora-ddp-2node"]["offline"] is False
 
 
-def test_nothing_is_overwritten_without_force(
-    empty: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_overwritten_without_force(empty: Path, verb: Verb) -> None:
     mine = empty / "demo.yaml"
     mine.write_text("mine")
-    code, _, err = ends(monkeypatch, capfd, "examples", "demo")
+    code, _, err = verb("demo")
     assert code == 2 and "demo.yaml exists" in err and "--force" in err and mine.read_text() == "mine"
-    assert ends(monkeypatch, capfd, "examples", "demo.yaml", "--force")[0] == 0
-    assert mine.read_text().startswith("# A tiny Mistral")
+    assert verb("demo.yaml", "--force")[0] == 0 and mine.read_text().startswith("# A tiny Mistral")
     (empty / "sub").mkdir()
-    code, out, _ = ends(monkeypatch, capfd, "examples", "examples/demo.yaml", "--output", "sub", "--json")
-    told, copy = json.loads(out), (empty / "sub" / "demo.yaml").read_text()
-    assert code == 0 and told == {"name": "demo", "file": "sub/demo.yaml", "text": copy}
+    code, out, _ = verb("examples/demo.yaml", "--output", "sub", "--json")
+    copy = (empty / "sub" / "demo.yaml").read_text()
+    assert code == 0 and json.loads(out) == {"name": "demo", "file": "sub/demo.yaml", "text": copy}
     assert "allranks run sub/demo.yaml" in copy
-    code, out, _ = ends(monkeypatch, capfd, "examples", "demo", "-o", "-")
+    code, out, _ = verb("demo", "-o", "-")
     assert code == 0 and out == (REPO / "examples" / "demo.yaml").read_text()
     assert sorted(p.name for p in empty.iterdir()) == ["demo.yaml", "sub"]
 
@@ -124,16 +121,13 @@ def test_a_wheel_has_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["examples", "dmeo"], "there is no example 'dmeo'; did you mean demo?"),
-        (["examples", "seeds/000/one-node"], "there is no example"),
-        (["examples", "../../etc/passwd"], "there is no example"),
-        (["examples", "demo", "--output", "nowhere/x.yaml"], "the folder nowhere does not exist"),
-        (["examples", "--output", "x.yaml"], "--output needs the NAME of an example"),
+        (["dmeo"], "there is no example 'dmeo'; did you mean demo?"),
+        (["seeds/000/one-node"], "there is no example"),
+        (["../../etc/passwd"], "there is no example"),
+        (["demo", "--output", "nowhere/x.yaml"], "the folder nowhere does not exist"),
+        (["--output", "x.yaml"], "--output needs the NAME of an example"),
     ],
 )
-def test_wrong_requests(
-    words: list[str], said: str, empty: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    code, _, err = ends(monkeypatch, capfd, *words)
-    assert code == 2 and said in err
-    assert not list(empty.iterdir())
+def test_wrong_requests(words: list[str], said: str, empty: Path, verb: Verb) -> None:
+    code, _, err = verb(*words)
+    assert code == 2 and said in err and not list(empty.iterdir())

@@ -89,16 +89,16 @@ def test_prompts_are_lines_or_options(monkeypatch: pytest.MonkeyPatch) -> None:
         _prompts((" \n",))
 
 
+TEXTS = {"model": {"name": "tiny:llama"}, "data": {"source": "builtin:news"}}
+
+
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
         ({"model": {"name": "mlp:8x3"}, "data": {"source": "builtin:noise"}}, "mlp:8x3 is trained on noise"),
         ({"script": {"path": "train.py"}}, "runs your own program"),
-        ({"model": {"name": "tiny:llama"}, "data": {"source": "builtin:news"}}, r"none has been saved yet"),
-        (
-            {"model": {"name": "tiny:llama"}, "data": {"source": "builtin:news"}, "checkpoint": {"mode": "none"}},
-            r"no checkpoint to try: checkpoint\.mode is none",
-        ),
+        (TEXTS, "none has been saved yet"),
+        ({**TEXTS, "checkpoint": {"mode": "none"}}, r"no checkpoint to try: checkpoint\.mode is none"),
     ],
 )  # fmt: skip
 def test_runs_without_a_model_to_try_are_refused(tmp_path: Path, spec: dict[str, Any], words: str) -> None:

@@ -19,11 +19,11 @@ from allranks.train.data.batches import noise_batch, prepared_noise
 from allranks.train.tasks import Mlp, MlpConfig
 from tests.unit.test_plan import facts
 
-# width, layers, shape: what the notes count
 COUNTS = {
-    (1024, 3, "wide"): 25_175_040, (2048, 3, "wide"): 100_681_728, (4096, 6, "blocks"): 805_429_248,
-    (4096, 8, "blocks"): 1_073_905_664,
+    (1024, 3, "wide"): 25_175_040, (2048, 3, "wide"): 100_681_728,
+    (4096, 6, "blocks"): 805_429_248, (4096, 8, "blocks"): 1_073_905_664,
 }  # fmt: skip
+"""What the notes count, by width, layers and shape."""
 
 
 def spec_of(width: int = 8, layers: int = 2, shape: str = "blocks", **sections: Any) -> dict[str, Any]:
@@ -54,10 +54,8 @@ def test_a_row_is_the_same_in_every_batch() -> None:
     assert not torch.equal(one.inputs[0], one.targets[0]) and not torch.equal(one.inputs[0], one.inputs[1])
     assert made.held_out is not None
     held = noise_batch(data, made.held_out, np.array([0]), 16, torch.float32)
-    assert not any(
-        torch.equal(held.inputs[0], row)
-        for row in noise_batch(data, made.train, np.arange(80), 16, torch.float32).inputs
-    )
+    everything = noise_batch(data, made.train, np.arange(80), 16, torch.float32).inputs
+    assert not any(torch.equal(held.inputs[0], row) for row in everything)
     again = noise_batch(msgspec.structs.replace(data, seed=43), made.train, np.array([9]), 16, torch.float32)
     assert not torch.equal(again.inputs, other.inputs)
     assert noise_batch(data, made.train, np.array([1]), 16, torch.bfloat16).inputs.dtype == torch.bfloat16

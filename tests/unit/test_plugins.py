@@ -1,6 +1,4 @@
-"""Strategies and launchers of installed packages: found by their entry point, used as the built-in ones; never in the
-way of others.
-"""
+"""Strategies and launchers of installed packages: found by their entry point, used as built-in ones, in nobody's way."""
 
 from __future__ import annotations
 
@@ -66,26 +64,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def python(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(site), str(Path(allranks.__file__).parents[1])])
-    return subprocess.run(
-        [sys.executable, *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    env = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=120, env=env)
 
 
-def plan(site: Path, tmp_path: Path, name: str) -> subprocess.CompletedProcess[str]:
-    (tmp_path / "spec.yaml").write_text(SPEC.replace("NAME", name))
+def plan(site: Path, tmp_path: Path, name: str, more: str = "") -> subprocess.CompletedProcess[str]:
+    (tmp_path / "spec.yaml").write_text(SPEC.replace("NAME", name) + more)
     return python(site, "-m", "allranks", "plan", str(tmp_path / "spec.yaml"))
 
 
 def test_a_strategy_of_a_package_is_planned_with_its_memory_and_options(site: Path, tmp_path: Path) -> None:
     done = plan(site, tmp_path, "mine, power: 2")
-    assert done.returncode == 0, done.stderr
-    assert "strategy mine" in done.stdout
-    assert "is unknown" not in done.stdout
+    assert done.returncode == 0 and "strategy mine" in done.stdout and "is unknown" not in done.stdout, done.stderr
     assert "power" in plan(site, tmp_path, "mine, force: 2").stderr  # the options that it has
 
 
@@ -101,24 +91,19 @@ def test_a_strategy_of_a_package_is_built_and_runs_in_the_loop(site: Path) -> No
 @pytest.mark.parametrize(("name", "why"), [("damaged", "AttributeError"), ("wrong", "is no StrategyInfo")])
 def test_a_package_that_cannot_be_loaded_is_named(site: Path, tmp_path: Path, name: str, why: str) -> None:
     done = plan(site, tmp_path, name)
-    assert done.returncode == 3, done.stderr
-    assert f"{name} cannot be loaded: package my-strategies" in done.stderr
+    assert done.returncode == 3 and f"{name} cannot be loaded: package my-strategies" in done.stderr
     assert why in done.stderr
 
 
 def test_all_others_are_listed_and_built_in_ones_stay(site: Path, tmp_path: Path) -> None:
-    code = "from allranks.spec.strategies import REGISTRY; print(*REGISTRY, REGISTRY['single'].summary.split()[0])"
-    names = python(site, "-c", code).stdout.split()
-    assert names[-2:] == ["mine", "one"]  # 'one process', not 'one of mine'
-    assert (
-        "my" not in python(site, "-c", "from allranks.spec.strategies import REGISTRY as r; print(r['single'])").stdout
-    )
+    code = "from allranks.spec.strategies import REGISTRY as r; print(*r, r['single'].summary.split()[0], r['single'])"
+    named, _, single = python(site, "-c", code).stdout.partition(" StrategyInfo(")
+    assert named.split()[-2:] == ["mine", "one"] and "my" not in single  # 'one process', not 'one of mine'
     assert "mine" in plan(site, tmp_path, "nine").stderr  # did you mean
 
 
 def test_a_launcher_of_a_package_shows_its_script_and_cancels_its_runs(site: Path, tmp_path: Path) -> None:
-    (tmp_path / "spec.yaml").write_text(SPEC.replace("NAME", "zero1") + "cluster: {launcher: batch}\n")
-    done = python(site, "-m", "allranks", "plan", str(tmp_path / "spec.yaml"))
+    done = plan(site, tmp_path, "zero1", "cluster: {launcher: batch}\n")
     assert "Batch script:\n\nsubmit 2 ranks\n" in done.stdout, done.stderr
     code = (
         "import sys; from pathlib import Path; from allranks import api; from allranks.rundir.paths import RunDir;"
@@ -133,9 +118,8 @@ def test_a_launcher_of_a_package_shows_its_script_and_cancels_its_runs(site: Pat
 def test_packages_are_not_read_for_a_built_in_name(site: Path, tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(SPEC.replace("NAME", "zero1"))
     code = (
-        "import sys; from allranks.spec import load_spec; from allranks.launch import preview;"
-        "from pathlib import Path;"
-        f"preview.plan(load_spec(Path({str(tmp_path / 'spec.yaml')!r}))); print('my_strategies' in sys.modules)"
+        "import sys; from allranks.launch import preview; from pathlib import Path;"
+        "preview.plan(preview.read_spec(Path(sys.argv[1]))); print('my_strategies' in sys.modules)"
     )
-    done = python(site, "-c", code)
+    done = python(site, "-c", code, str(tmp_path / "spec.yaml"))
     assert done.stdout.strip() == "False", done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -36,6 +37,14 @@ def planned(
     return spec, make_plan(spec, facts())
 
 
+def sent_by_a_node(spec: RunSpec, plan: LaunchPlan) -> tuple[Any, Callable[..., int]]:
+    """The sizes of a model, and what a node sends per step: with options of the strategy, nodes and accumulation."""
+    config, sends = find_config(spec).config, strategy_info("pytorch_zero3").node_sends
+    assert config is not None and sends is not None
+    model = model_of(spec, plan, config)
+    return model, lambda options, nodes, accum: sends(model, plan.strategy_options | options, nodes, accum)
+
+
 @pytest.mark.parametrize(
     ("strategy", "cluster", "chosen", "says"),
     [
@@ -59,17 +68,13 @@ def test_a_plan_decides_by_memory_and_says_why(
 
 
 def test_only_gradients_cross_between_nodes_and_once_per_step() -> None:
-    spec, plan = planned({"adapters": "sharded"})
-    config, sends = find_config(spec).config, strategy_info("pytorch_zero3").node_sends
-    assert config is not None and sends is not None
-    model = model_of(spec, plan, config)
-    copies = [sends(model, {**plan.strategy_options, "replicate": "nodes"}, 2, accum) for accum in (1, 4)]
-    shards = [sends(model, {**plan.strategy_options, "replicate": "none"}, 2, accum) for accum in (1, 4)]
+    model, sends = sent_by_a_node(*planned({"adapters": "sharded"}))
+    copies = [sends({"replicate": "nodes"}, 2, accum) for accum in (1, 4)]
+    shards = [sends({"replicate": "none"}, 2, accum) for accum in (1, 4)]
     assert copies == [model.gradients] * 2  # a ring all-reduce over two nodes sends half of the bytes twice
     assert shards[1] == pytest.approx(4 * shards[0], rel=1e-6)
     assert shards[0] == pytest.approx(15 / 16 * 2 * model.base, rel=0.03)  # each block is gathered twice
-    three = sends(model, {**plan.strategy_options, "replicate": "nodes"}, 3, 1)
-    assert three == int(4 / 3 * model.gradients)
+    assert sends({"replicate": "nodes"}, 3, 1) == int(4 / 3 * model.gradients)
 
 
 @pytest.mark.parametrize(
@@ -87,9 +92,7 @@ def test_the_plans_bytes_its_memory_and_training_decide_alike_on_whole_adapters(
 ) -> None:
     wide = {"type": "lora", "r": 64, "alpha": 64, "targets": ["q_proj", "k_proj", "v_proj", "o_proj"]}
     spec, plan = planned(options, adapter=wide)
-    config, sends = find_config(spec).config, strategy_info("pytorch_zero3").node_sends
-    assert config is not None and sends is not None
-    model = model_of(spec, plan, config)
+    model, sends = sent_by_a_node(spec, plan)
     assert model.base / 160 < 4 * model.adapters < model.base / 80
 
     strategy = create("pytorch_zero3", plan.strategy_options)
@@ -105,7 +108,7 @@ def test_the_plans_bytes_its_memory_and_training_decide_alike_on_whole_adapters(
         between += 15 / 16 * 2 * model.base
     elif not expected:
         between = model.adapters
-    assert sends(model, plan.strategy_options, 2, 1) == pytest.approx(between, rel=0.03)
+    assert sends({}, 2, 1) == pytest.approx(between, rel=0.03)
 
 
 def _without_memory(*, frozen: int, trained: int) -> torch.nn.Module:

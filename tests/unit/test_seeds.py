@@ -1,6 +1,4 @@
-"""The field notes' jobs as specs: each says what its notes say, can be planned anywhere, and has a twin; docs/seeds.md
-names tests that exist.
-"""
+"""The field notes' jobs as specs: each says what its notes say, can be planned anywhere, and has a twin."""
 
 from __future__ import annotations
 
@@ -33,91 +31,58 @@ MISTRAL = {
     "data.max_length": 512, "data.packing": "none", "data.mask_prompt": False, "data.eval_fraction": 0.0,
     "adapter.type": "lora", "adapter.r": 8, "adapter.alpha": 16.0, "adapter.dropout": 0.05, "adapter.targets": SEVEN,
     "strategy.name": "hf_trainer", "train.max_steps": 10, "train.micro_batch_size": 1, "train.grad_accum": 1,
-    "train.lr": 5e-5, "train.schedule": "linear", "cluster.slurm.partition": "gpu", "cluster.slurm.gres": "gpu:8",
-    "cluster.slurm.mem": "0", "cluster.slurm.time": "01:00:00",
+    "train.lr": 5e-5, "train.schedule": "linear",
 }  # fmt: skip
 GLM = {
     "model.name": "zai-org/GLM-4.5-Air", "model.dtype": "bfloat16", "model.gradient_checkpointing": True,
-    "data.max_length": 8192, "data.eval_fraction": 0.1, "data.seed": 42,
+    "data.max_length": 8192, "data.eval_fraction": 0.1, "data.seed": 42, "train.weight_decay": 0.01,
     "adapter.r": 64, "adapter.alpha": 128.0, "adapter.dropout": 0.1, "adapter.targets": SEVEN[:4],
     "strategy.name": "pytorch_zero3", "train.epochs": 1.0, "train.lr": 4e-5, "train.micro_batch_size": 1,
-    "train.grad_accum": 2,
-    "train.weight_decay": 0.01, "eval.every": 100, "eval.subset": 200, "eval.batch_size": 2, "eval.baseline": False,
+    "train.grad_accum": 2, "eval.every": 100, "eval.subset": 200, "eval.batch_size": 2, "eval.baseline": False,
     "checkpoint.mode": "weights_only", "checkpoint.every": 100, "checkpoint.keep": 5,
 }  # fmt: skip
 YELP = {
     "model.name": "HuggingFaceTB/SmolLM2-360M-Instruct", "model.dtype": "float32",
-    "data.source": "Yelp/yelp_review_full",
-    "train.global_batch_size": 8, "train.lr": 5e-5, "adapter.type": "none", "observe.profile.wait": 1,
-    "observe.profile.warmup": 2, "observe.profile.active": 3,
+    "data.source": "Yelp/yelp_review_full", "train.global_batch_size": 8, "train.lr": 5e-5, "adapter.type": "none",
+    "observe.profile.wait": 1, "observe.profile.warmup": 2, "observe.profile.active": 3,
 }  # fmt: skip
+BERT = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256}
 LAB = {
-    "model.config": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256,
-    "max_position_embeddings": 256},
-    "data.source": "fancyzhx/ag_news", "data.subset": 2000, "train.epochs": 3.0, "observe.log_every": 10,
-    "strategy.name": "hf_trainer", "strategy.find_unused_parameters": False, "cluster.env": {"OMP_NUM_THREADS": "2"},
-    "cluster.slurm.partition": "torch",
-    "cluster.slurm.cpus_per_task": 4, "cluster.slurm.time": "00:30:00", "cluster.stage": "auto",
+    "model.config": {**BERT, "max_position_embeddings": 256}, "data.source": "fancyzhx/ag_news", "data.subset": 2000,
+    "train.epochs": 3.0, "observe.log_every": 10, "strategy.name": "hf_trainer",
+    "strategy.find_unused_parameters": False, "cluster.env": {"OMP_NUM_THREADS": "2"}, "cluster.stage": "auto",
 }  # fmt: skip
 SMOKE = {
     "data.source": "builtin:noise", "adapter.type": "none", "train.max_steps": 100, "train.lr": 1e-4,
-    "train.schedule": "constant",
-    "train.weight_decay": 0.01, "checkpoint.mode": "full", "cluster.slurm.account": "euge",
-    "cluster.slurm.partition": "a100-80gb",
-    "cluster.modules": ["external", "cuda/12.1.1", "anaconda/2024.10-py312"], "cluster.python": "conda:worldsim_env",
+    "train.schedule": "constant", "train.weight_decay": 0.01, "checkpoint.mode": "full",
 }  # fmt: skip
+ADAMW = {"lr": 1e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
+BUCKETS = {"reduce_bucket_size": 500_000_000, "allgather_bucket_size": 500_000_000}
 ZERO1 = SMOKE | {
     "model.dtype": "bfloat16", "strategy.name": "deepspeed_zero1", "train.micro_batch_size": 32,
     "train.max_grad_norm": 1.0, "strategy.config.gradient_clipping": 1.0, "strategy.config.bf16": {"enabled": True},
-    "strategy.config.zero_optimization": {
-        "stage": 1, "reduce_bucket_size": 500_000_000, "allgather_bucket_size": 500_000_000, "overlap_comm": True,
-        "contiguous_gradients": True,
-    },
-    "strategy.config.optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.999], "eps": 1e-8,
-    "weight_decay": 0.01}},
+    "strategy.config.zero_optimization": {"stage": 1, **BUCKETS, "overlap_comm": True, "contiguous_gradients": True},
+    "strategy.config.optimizer": {"type": "AdamW", "params": ADAMW},
 }  # fmt: skip
-
-
-def slurm(qos: str, cpus: int, mem: str, time: str, **more: Any) -> dict[str, Any]:
-    values = {"qos": qos, "cpus_per_task": cpus, "mem": mem, "time": time, **more}
-    return {f"cluster.slurm.{key}": value for key, value in values.items()}
-
-
-# What the notes say of each job; and (nodes, ranks, device, backend, dtype, sequences an update) of its plan.
+UNCLIPPED = SMOKE | {"train.max_grad_norm": None}
+DDP = UNCLIPPED | {"strategy.name": "pytorch_ddp", "train.micro_batch_size": 64, "cluster.timeout_s": 120}
+NODES = {"strategy.config.train_batch_size": 256, "cluster.timeout_s": 600}
+GPU = ("cuda", "nccl")
+# What the notes say of each job (what Slurm gets: tests/golden/test_seeds.py); and (nodes, ranks, device, backend,
+# dtype, sequences an update) of its plan.
 JOBS: dict[str, tuple[dict[str, Any], tuple[int, int, str, str, str, int]]] = {
-    "000/one-node": (MISTRAL, (1, 8, "cuda", "nccl", "bfloat16", 8)),
-    "000/two-nodes": (MISTRAL, (2, 16, "cuda", "nccl", "bfloat16", 16)),
-    "001/two-nodes-slurm": (GLM | {"cluster.slurm.gpus_per_node": 8}, (2, 16, "cuda", "nccl", "bfloat16", 32)),
-    "001/two-nodes-by-hand": (GLM | {"cluster.hosts": ["node0", "node1"]}, (2, 16, "cuda", "nccl", "bfloat16", 32)),
-    "002/ddp": (YELP | {"train.micro_batch_size": 1}, (1, 2, "cuda", "nccl", "float32", 8)),
-    "002/sharding": (YELP | {"train.micro_batch_size": 4}, (1, 2, "cuda", "nccl", "float32", 8)),
+    "000/one-node": (MISTRAL, (1, 8, *GPU, "bfloat16", 8)),
+    "000/two-nodes": (MISTRAL, (2, 16, *GPU, "bfloat16", 16)),
+    "001/two-nodes-slurm": (GLM, (2, 16, *GPU, "bfloat16", 32)),
+    "001/two-nodes-by-hand": (GLM | {"cluster.hosts": ["node0", "node1"]}, (2, 16, *GPU, "bfloat16", 32)),
+    "002/ddp": (YELP | {"train.micro_batch_size": 1}, (1, 2, *GPU, "float32", 8)),
+    "002/sharding": (YELP | {"train.micro_batch_size": 4}, (1, 2, *GPU, "float32", 8)),
     "003/lab": (LAB, (3, 6, "cpu", "gloo", "float32", 48)),
-    "004/01-single-gpu": (
-        SMOKE
-        | {"strategy.name": "single", "train.max_grad_norm": None}
-        | slurm("standby", 8, "50G", "00:30:00", gres="gpu:1"),
-        (1, 1, "cuda", "nccl", "float32", 32),
-    ),
-    "004/02-ddp-2-gpus": (
-        SMOKE
-        | {
-            "strategy.name": "pytorch_ddp", "train.micro_batch_size": 64, "train.max_grad_norm": None,
-            "cluster.timeout_s": 120,
-        }
-        | slurm("normal", 8, "64G", "00:15:00", gres="gpu:2"),
-        (1, 2, "cuda", "nccl", "float32", 128),
-    ),
-    "004/03-deepspeed-zero1": (
-        ZERO1 | {"strategy.config.train_batch_size": 64} | slurm("standby", 16, "100G", "00:30:00", gres="gpu:2"),
-        (1, 2, "cuda", "nccl", "bfloat16", 64),
-    ),
-    "004/04-deepspeed-4-nodes": (
-        ZERO1
-        | {"strategy.config.train_batch_size": 256, "cluster.timeout_s": 600}
-        | slurm("normal", 32, "200G", "01:00:00", gpus_per_node=2, exclusive=True),
-        (4, 8, "cuda", "nccl", "bfloat16", 256),
-    ),
-}  # fmt: skip
+    "004/01-single-gpu": (UNCLIPPED | {"strategy.name": "single"}, (1, 1, *GPU, "float32", 32)),
+    "004/02-ddp-2-gpus": (DDP, (1, 2, *GPU, "float32", 128)),
+    "004/03-deepspeed-zero1": (ZERO1 | {"strategy.config.train_batch_size": 64}, (1, 2, *GPU, "bfloat16", 64)),
+    "004/04-deepspeed-4-nodes": (ZERO1 | NODES, (4, 8, *GPU, "bfloat16", 256)),
+}
 
 
 def at(raw: dict[str, Any], key: str) -> Any:
@@ -139,16 +104,14 @@ def test_every_job_has_a_twin_and_a_readme_that_names_it() -> None:
 
 @pytest.mark.parametrize("name", FULL)
 def test_a_job_is_that_of_its_notes(name: str) -> None:
-    said, (nodes, ranks, device, backend, dtype, batch) = JOBS[name]
+    said, planned = JOBS[name]
     spec = load_spec(SEEDS / f"{name}.yaml")
     raw = spec_to_dict(spec)
     assert {key: at(raw, key) for key in said} == said
     plan = make_plan(spec, facts(gpus=2 if spec.cluster.launcher == "local" else 0))
-    assert (len(plan.nodes), plan.world_size, plan.device, plan.backend, plan.dtype) == (
-        nodes, ranks, device, backend, dtype,
-    )  # fmt: skip
-    assert plan.batch is not None and plan.batch.global_batch_size == batch
-    assert plan.warnings == []
+    assert plan.batch is not None and plan.warnings == []
+    kind = (plan.device, plan.backend, plan.dtype)
+    assert (len(plan.nodes), plan.world_size, *kind, plan.batch.global_batch_size) == planned
 
 
 @pytest.mark.parametrize("name", FULL)
