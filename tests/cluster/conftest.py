@@ -24,11 +24,6 @@ from allranks.lab.cluster.box import box_names
 from allranks.lab.cluster.faults import heal
 from allranks.nodes.slurm.endpoints import NAME_VARIABLE
 
-SESSION_BOX = BoxOptions(
-    name=f"test-{os.getpid()}", gpus={"": 2}, interfaces={"n2": "eno1"}, partitions=("main", "gpu")
-)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything in this folder is marked; without root or Slurm it is skipped in one line."""
     here = [item for item in items if Path(__file__).parent in item.path.parents]
@@ -60,11 +55,12 @@ def session_box() -> Iterator[Box]:
     for name in box_names():
         if left_by_a_dead_session(name):
             down(name)
-    box = up(SESSION_BOX)
+    name = f"test-{os.getpid()}"  # of this process: tests are imported in the one that its workers are forked from
+    box = up(BoxOptions(name=name, gpus={"": 2}, interfaces={"n2": "eno1"}, partitions=("main", "gpu")))
     before = os.environ.get(NAME_VARIABLE)
     os.environ[NAME_VARIABLE] = box.name
     yield box
-    down(box.name)
+    down(name)
     os.environ.pop(NAME_VARIABLE, None)
     if before is not None:
         os.environ[NAME_VARIABLE] = before
