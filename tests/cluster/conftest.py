@@ -24,6 +24,7 @@ from allranks.lab.cluster.box import box_names
 from allranks.lab.cluster.faults import heal
 from allranks.nodes.slurm.endpoints import NAME_VARIABLE
 
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything in this folder is marked; without root or Slurm it is skipped in one line."""
     here = [item for item in items if Path(__file__).parent in item.path.parents]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from allranks.errors import AllranksError
 from allranks.train.data.batches import Rows, SampleOrder
@@ -57,15 +58,19 @@ def evaluation(world: DistContext, args: dict[str, Any]) -> Any:
 
 
 def evaluation_collectives(world: DistContext, args: dict[str, Any]) -> Any:
-    """For each strategy: how often an evaluation of 23 rows calls which collective, by torch's name."""
+    """For each strategy: how often an evaluation of 23 rows calls which collective, by torch's name; and of FSDP2, which
+    modules the forward passes of its units begin with."""
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 23)
-    found = {}
+    calls_of, roots = {}, set()
     for name in args["names"]:
         _, module = prepared(name, world, {"lora": True, "moe": True})
+        for unit in (m for m in module.modules() if isinstance(m, FSDPModule) and m is not module):
+            own, state = module._get_fsdp_state(), unit._get_fsdp_state()._state_ctx
+            unit.register_forward_pre_hook(lambda *_, own=own, s=state: roots.add(s.iter_forward_root is own))
         with Collectives() as calls:
             Evaluator(world, module, tokens, pad_id=0, batch_size=2, classifier=False).run()
-        found[name] = dict(Counter(calls.seen))
-    return found
+        calls_of[name] = dict(Counter(calls.seen))
+    return {"calls": calls_of, "roots": list(roots)}
 
 
 def stop_agreement(world: DistContext, args: dict[str, Any]) -> Any:

@@ -236,7 +236,9 @@ def test_adapters_of_attention_and_experts_answer_the_same_in_plain_peft(tmp_pat
 def test_an_evaluation_sums_once_however_many_batches_it_has(tmp_path: Path) -> None:
     """Sharded weights are gathered for each batch, as in training; nothing else travels."""
     names = ["pytorch_ddp", "zero2", "zero3", "pytorch_zero2", "pytorch_zero3"]
-    for found in run_ranks("evaluation_collectives", 2, tmp_path, names=names):
+    for result in run_ranks("evaluation_collectives", 2, tmp_path, names=names):
+        found = result["calls"]
+        assert result["roots"] == [True]  # else no unit is gathered before the one before it has computed
         assert found["pytorch_ddp"] == found["zero2"] == {"allreduce_.default": 1}
         for name in ("zero3", "pytorch_zero2", "pytorch_zero3"):
             assert found[name].pop("allreduce_.default") == 1

@@ -6,13 +6,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from allranks.spec.models import TYPES, dense_mask_reason, packs_rows
 from allranks.spec.records import AdapterSpec, ModelSpec
-from allranks.train.data.batches import IGNORE, Batch, packed_rows
+from allranks.train.data.batches import IGNORE, Batch, collate, packed_rows
+from allranks.train.data.prepared import TokenSet
 from allranks.train.data.tokenization import train_tokenizer
 from allranks.train.models import packed_attention, precision
 from allranks.train.models.adapters import add_adapter
@@ -61,7 +63,7 @@ def packed_batch(lengths: list[list[int]] = LENGTHS) -> Batch:
     targets = torch.stack([torch.cat([targets_of(d) for d in row]) for row in rows])
     positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
     scored = (targets.flatten() != IGNORE).nonzero().squeeze(1)
-    layout = packed_rows(lengths, ids.shape[1])
+    layout = packed_rows(lengths, ids.shape[1], ids.shape[1])
     return Batch(ids, targets, positions, None, ids.numel(), len(scored), rows=layout, scored=scored)
 
 
@@ -337,6 +339,7 @@ class ReferenceFlash:
         # real kernels do not compute in float32; transformers looks for the dtype in a layer that GPT-2 does not have
         monkeypatch.setattr(flash_attention, "get_target_dtype", lambda *_: None)
         self.layers = self.looked = 0  # computed; of these, which found the rows by position ids
+        self.limits: set[int] = set()
         process = utils._lazy_define_process_function(self.varlen)
         monkeypatch.setattr(
             utils,
@@ -369,6 +372,7 @@ class ReferenceFlash:
         self.layers += 1
         assert causal and dropout_p == 0 and cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
         assert int(max_seqlen_q) == int(max_seqlen_k) >= int(cu_seqlens_q.diff().max()) and cu_seqlens_q[-1] == len(q)
+        self.limits.add(int(max_seqlen_q))
         window = None if window_size[0] < 0 else window_size[0] + 1
         rows = packed_rows([cu_seqlens_q.diff().tolist()], len(q))
         q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))
@@ -412,6 +416,20 @@ def test_a_flash_kernel_of_the_hub_is_told_the_rows(monkeypatch: pytest.MonkeyPa
         model.config._attn_implementation = "sdpa"
 
     assert_equal_to_single_rows(LossModel(model, classifier=False), packed_batch(), documents(), after)
+
+
+def test_kernels_are_launched_for_the_longest_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for the sequence, and not for those of one batch: programs of compiled blocks depend on the number."""
+    ids, none = np.arange(4, 16, dtype=np.int32), np.zeros(0, np.int64)
+    packs, rows = np.array([0, 2, 3, 5]), np.array([0, 1, 2, 3, 2])  # of 3, 5, 2 and 2 tokens
+    tokens = TokenSet(ids, np.ones(12, np.uint8), np.array([0, 3, 8, 10, 12]), packs, rows, none, none, none)
+    model, flash = model_of("mistral").eval(), ReferenceFlash(monkeypatch)
+    model.config._attn_implementation = "flash_attention_2"
+    for sequences in ([0, 1], [2]):
+        batch = collate(tokens, np.array(sequences), 0, 24)
+        assert batch.rows is not None and batch.rows.longest <= 5 and batch.rows.ends[-1] == 24 * len(sequences)
+        LossModel(model, classifier=False)(batch)
+    assert flash.limits == {5} and flash.looked == 0
 
 
 def test_flash_attention_of_recomputed_and_adapted_blocks_is_told_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:

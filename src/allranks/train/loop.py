@@ -100,7 +100,8 @@ class TrainingLoop:
         world, plan, metrics = self._world, self._plan, self._step_metrics
         self._strategy.module.train()
         step = plan.first_step
-        with closing(BatchFeed(self._rows.order, self._rows.make_batch, world.device, step, plan.total_steps)) as feed:
+        made = BatchFeed(self._rows.order, self._rows.make_batch, world.device, step, plan.total_steps)
+        with closing(made) as feed, closing(metrics):
             self._clock.pause()
             while step < plan.total_steps:
                 self._watcher.step_begins(step)

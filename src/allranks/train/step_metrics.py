@@ -25,6 +25,7 @@ from allranks.train.data.batches import CHECKSUM_MODULUS, Batch, NoiseBatch, Row
 from allranks.train.data.prepared import TokenSet
 from allranks.train.distributed import DistContext
 from allranks.train.models.moe import RouterLoss
+from allranks.train.step_garbage import StepGarbage
 from allranks.train.step_timers import StepTimer, memory_usage
 from allranks.train.sync_proof import refuse_rows, require_own_random_numbers
 from allranks.utils.kernel_counters import sample_cpu, tcp_links, use_between
@@ -249,7 +250,8 @@ class StepMetrics:
         self._events, self._clock, self._check = events, clock, check
         self._control = AsyncStepReduction(world)
         self._machine = MachineSamples(events, world.device.type)
-        self.quiet = self._control.quiet
+        self._garbage = StepGarbage()
+        self.quiet, self.close = self._control.quiet, self._garbage.close
         self._unlogged: list[tuple[StepWork, ReducedStep]] = []  # the steps since the last logged one
         self._waiting: dict[int, StepWork] = {}  # steps whose metrics are not reduced yet
         self._counted = -1  # the last step that includes its queued work
@@ -275,6 +277,8 @@ class StepMetrics:
         )
         if work.step + 1 == WARMUP_STEPS:  # what is queued by then is not time of the steps that are counted
             self.count_queued_work()
+        if (seconds := self._garbage.after_step(work.step)) is not None:
+            work.times["gc_s"] = round(seconds, 6)
         return agreed
 
     def process_reduced(self, agreed: ReducedStep | None) -> bool:
@@ -301,7 +305,8 @@ class StepMetrics:
     def run_callbacks(self, done: int, stop: bool) -> bool:
         """Evaluate and save if due, when all ranks have done equally many steps; return whether all ranks must stop."""
         stop = self.drain() or stop
-        ended = self._plan.run_callbacks(done, stop and done < self._plan.total_steps)
+        with self._garbage.automatic():
+            ended = self._plan.run_callbacks(done, stop and done < self._plan.total_steps)
         self._machine.restart()  # what they used of the machine is no training
         return stop or bool(ended)
 

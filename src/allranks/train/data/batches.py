@@ -115,33 +115,42 @@ def _on_device(batch: Any, device: torch.device) -> Any:
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Where the rows of packed sequences end. Padding at the end of a sequence counts as a row.
+    """Where the rows of packed sequences end. Padding at the end of a sequence counts as one or more rows.
 
     ``ends`` (rows + 1,) int64, in host memory: 0, and after each row the number of tokens up to its end, sequence after
     sequence;
-    ``ends_on_device``: the same in int32 on the device; ``shape``: (B, L); ``longest``: tokens of the longest row.
+    ``ends_on_device``: the same in int32 on the device; ``shape``: (B, L); ``longest``: tokens of the longest row;
+    ``length_limit``: the same for all batches of a set of rows, because programs of compiled blocks depend on it.
     """
 
     ends: torch.Tensor
     ends_on_device: torch.Tensor
     shape: tuple[int, int]
     longest: int
+    length_limit: int
 
     def map_tensors(self, function: Map) -> PackedRows:
         """Return a copy with what the function returns for the tensor that the device needs."""
         return replace(self, ends_on_device=function(self.ends_on_device))
 
 
-def packed_rows(lengths: list[list[int]], width: int) -> PackedRows:
+def packed_rows(lengths: list[list[int]], width: int, limit: int | None = None) -> PackedRows:
     """Return the record of packed rows.
 
     Args:
         lengths: tokens of each row, for each sequence.
         width: tokens of a sequence, with padding.
+        limit: the most tokens of a row in any batch; padding is divided into rows of at most as many. None: of this
+            batch, padding included.
     """
-    padded = [n for row in lengths for n in (*row, width - sum(row)) if n]
+    limit = limit or max(n for row in lengths for n in (*row, width - sum(row)))
+    padded = [n for row in lengths for n in (*row, *_padding_rows(width - sum(row), limit)) if n]
     ends = torch.tensor([0, *padded]).cumsum(0)
-    return PackedRows(ends, ends.to(torch.int32), (len(lengths), width), max(padded))
+    return PackedRows(ends, ends.to(torch.int32), (len(lengths), width), max(padded), limit)
+
+
+def _padding_rows(tokens: int, limit: int) -> list[int]:
+    return [*[limit] * (tokens // limit), tokens % limit]
 
 
 @dataclass(frozen=True)
@@ -235,7 +244,7 @@ def collate(tokens: TokenSet, sequences: Rows, pad_id: int, pad_to: int | None) 
             targets[i, at : at + n - 1] = np.where(tokens.mask[part.start + 1 : part.stop] == 1, nxt, IGNORE)
             positions[i, at : at + n] = np.arange(n)
             at += n
-        positions[i, at:] = np.arange(width - at)  # padding counts as a separate row
+        positions[i, at:] = np.arange(width - at) % tokens.longest_row  # padding counts as separate rows
     scored = np.flatnonzero(targets != IGNORE)
     return Batch(
         input_ids=torch.from_numpy(ids),
@@ -245,7 +254,9 @@ def collate(tokens: TokenSet, sequences: Rows, pad_id: int, pad_to: int | None) 
         tokens_real=sum(lengths),
         tokens_trained=len(scored),
         sequences=tuple(int(s) for s in sequences),
-        rows=packed_rows([[p.stop - p.start for p in row] for row in parts], width) if packed else None,
+        rows=packed_rows([[p.stop - p.start for p in row] for row in parts], width, tokens.longest_row)
+        if packed
+        else None,
         attention_pairs=sum(n * (n + 1) // 2 for row in parts for n in [p.stop - p.start for p in row]),
         scored=torch.from_numpy(scored),
         lengths=torch.tensor(lengths),

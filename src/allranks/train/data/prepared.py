@@ -11,6 +11,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,6 +77,11 @@ class TokenSet:
     def rows_of(self, sequence: int) -> npt.NDArray[np.int64]:
         """Return the rows of a sequence, in order."""
         return self.pack_rows[self.pack_offsets[sequence] : self.pack_offsets[sequence + 1]]
+
+    @cached_property
+    def longest_row(self) -> int:
+        """The tokens of the longest row."""
+        return int(np.diff(self.offsets).max())
 
 
 @dataclass(frozen=True)

@@ -296,6 +296,7 @@ class TrainerLoop(TrainerCallback):
                     self._trainer.train()
                 finally:
                     self._running.abandon()
+                    self._step_metrics.close()
                 # Only after success: freeing memory waits for the device, which may be in a collective that a failed
                 # rank never joins.
                 self._trainer.accelerator.free_memory()

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -320,9 +320,14 @@ class LossModel(nn.Module):
             except LogitsError as error:
                 self.whole_logits = str(error)
 
-    def forward(self, batch: Batch) -> torch.Tensor:
+    def forward(self, batch: Batch, returns: Literal["loss", "token_losses", "label_logits"] = "loss") -> torch.Tensor:
+        if returns == "token_losses":
+            return self._token_losses(batch)
         if self.classifier:
-            return F.cross_entropy(self.label_logits(batch), batch.targets, reduction="sum")
+            positions = {"position_ids": batch.positions()} if self._own_lengths else {}
+            output = self.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, **positions)
+            logits = output.logits.float()
+            return logits if returns == "label_logits" else F.cross_entropy(logits, batch.targets, reduction="sum")
         if self._head is not None:
             return self._head_losses(self._head, batch, each=False)
         output, targets = self._token_output(batch, self.router_loss)
@@ -333,8 +338,7 @@ class LossModel(nn.Module):
 
     def label_logits(self, batch: Batch) -> torch.Tensor:
         """Return the logits (B, classes) in float32."""
-        positions = {"position_ids": batch.positions()} if self._own_lengths else {}
-        return self.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, **positions).logits.float()
+        return self(batch, "label_logits")
 
     def token_losses(self, batch: Batch) -> torch.Tensor:
         """Return the negative log-likelihoods of tokens in nats, float32, without gradients: 0 where there is no
@@ -342,11 +346,15 @@ class LossModel(nn.Module):
 
         They are those of all positions, (B L,), or at least of all with a target.
         """
+        # by the module's call, not below it: FSDP2's root then gathers the next block while one computes
         with torch.no_grad():
-            if self._head is not None:
-                return self._head_losses(self._head, batch, each=True)
-            logits, targets = self.token_logits(batch)
-            return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="none")
+            return self(batch, "token_losses")
+
+    def _token_losses(self, batch: Batch) -> torch.Tensor:
+        if self._head is not None:
+            return self._head_losses(self._head, batch, each=True)
+        logits, targets = self.token_logits(batch)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="none")
 
     def _head_losses(self, head: HeadLoss, batch: Batch, *, each: bool) -> torch.Tensor:
         index, targets = batch.scored, batch.targets.flatten()

@@ -136,10 +136,9 @@ def flash_lengths(model: Any, rows: PackedRows | None) -> dict[str, Any]:
     parameters = inspect.signature(type(base).forward).parameters.values()
     if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
         return {}
-    ends, length = rows.ends_on_device, rows.shape[1]
+    ends, limit = rows.ends_on_device, rows.length_limit
     torch._dynamo.maybe_mark_dynamic(ends, 0)  # type: ignore[attr-defined] - the number of rows differs between batches
-    # kernels need no more than a limit for the longest row; its own length would compile blocks again for each batch
-    return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": length, "max_length_k": length}
+    return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": limit, "max_length_k": limit}
 
 
 def _register(kernel: Kernel | None) -> None:
@@ -188,7 +187,7 @@ def _attention(
     if attention_mask is None and dropout == 0.0 and _whole_in_blocks(module, query, key, value, kwargs):
         batch, _, length, _ = query.shape
         ends = torch.arange(0, (batch + 1) * length, length)
-        attention_mask = RowMask(PackedRows(ends, ends, (batch, length), length), None, None)
+        attention_mask = RowMask(PackedRows(ends, ends, (batch, length), length, length), None, None)
     if not isinstance(attention_mask, RowMask):
         return sdpa(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
     if torch.is_autocast_enabled(query.device.type):
@@ -276,8 +275,8 @@ def _torch_varlen() -> Kernel:
             query = query * (scale * query.shape[-1] ** 0.5)
         if "enable_gqa" in names:
             more["enable_gqa"] = heads != key.shape[1]
-        ends = mask.rows.ends_on_device
-        out = varlen_attn(_flat(query), _flat(key), _flat(value), ends, ends, length, length, **more)
+        ends, limit = mask.rows.ends_on_device, mask.rows.length_limit
+        out = varlen_attn(_flat(query), _flat(key), _flat(value), ends, ends, limit, limit, **more)
         return out.view(batch, length, heads, -1)[..., :width]
 
     return run
@@ -323,7 +322,7 @@ def trial(
     ]
     slope = torch.randn(2, 128, heads, width, generator=draw).to(dtype)
     ends = torch.tensor([0, *TRIAL_LENGTHS]).cumsum(0)
-    rows = PackedRows(ends, ends.to(device, torch.int32), (2, 128), max(TRIAL_LENGTHS))
+    rows = PackedRows(ends, ends.to(device, torch.int32), (2, 128), max(TRIAL_LENGTHS), 128)
     for size in (None, 16) if window else (None,):
         mask = RowMask(rows, size, None)
         wanted = _with_gradients(attention_row_by_row, plain, mask, slope.float())

@@ -212,12 +212,12 @@ class FSDP2(LoopStrategy):
         if self.weight_loader:
             self.weight_loader.parts(model, torch.device("cpu") if self._offload == "all" else self._device)
         self._root = cast(FSDPModule, root)
-        # the first forward may be an evaluation, which starts below the root; no block may become the root then
+        # the first forward may be a generation, which starts below the root; no block may become the root then
         self._root._get_fsdp_state()._lazy_init()
         if self._zeros and not self._kept:
             for unit in (*blocks, model):
                 zero_missing_gradients(unit)
-        for entrance in forward_entry_points(model)[1:]:  # evaluation and generation start below the loss
+        for entrance in forward_entry_points(model)[1:]:  # generation starts below the loss
             entrance.register_forward_pre_hook(lambda module, args: self._root.unshard())
         self._named = [] if self._kept else trained_parameters(model)
         copied = self._offload == "optimizer"
