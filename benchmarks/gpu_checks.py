@@ -261,18 +261,54 @@ def several(kit: Kit, limit_s: float) -> dict[str, Any]:
 
 STRATEGY_TESTS, RUN_TESTS = "tests/gpu/test_strategies.py", "tests/gpu/test_runs.py"
 STAGES = (
+    # what earlier records leave open, one at a time: other checks beside them would change what is measured
+    Stage(
+        "open",
+        600,
+        (
+            Check("smoke", "smoke tests 01 02 03 05, tiny", 300, simple(smoke)),
+            Check("profiled_compiled", "the same with torch.compile", 150, simple(profiled_compiled)),
+            Check(
+                "full_compiled", "30 steps of a 7B model with LoRA, compiled blocks", 420, simple(full_model_compiled)
+            ),
+            Check(
+                "batches", "batches that are copied ahead have their values", 60, tests("tests/gpu/test_batch_feed.py")
+            ),
+            Check("unit", "unit tests of what runs inside a rank", 120, simple(unit_tests)),
+            Check(
+                "recomputed",
+                "8 layers, activations recomputed",
+                90,
+                variant("recomputed", model={"gradient_checkpointing": True}),
+            ),
+            Check(
+                "selective",
+                "8 layers, element-wise operations recomputed",
+                90,
+                variant("selective", model={"gradient_checkpointing": "selective"}),
+            ),
+            Check(
+                "flex",
+                "8 layers, packed rows isolated by FlexAttention",
+                150,
+                variant(
+                    "flex",
+                    compiler=True,
+                    cuda=True,
+                    data={"packing": "isolated"},
+                    model={"attention": "flex_attention"},
+                ),
+            ),
+        ),
+    ),
     Stage(
         "correctness",
-        480,
+        400,
         (
-            Check("smoke", "smoke tests 01 02 03 05, tiny", 300, simple(smoke)),  # the longest begins first
             Check("one_rank", "every strategy on one rank equals plain torch", 300, tests(STRATEGY_TESTS, "one_rank")),
             Check("nan", "a NaN in step 5 leaves the weights of step 4", 240, tests(RUN_TESTS, "nan", parallel=True)),
             Check(
                 "lora", "LoRA of layers and of experts is as precise as PEFT's", 120, tests("tests/gpu/test_lora.py")
-            ),
-            Check(
-                "batches", "batches that are copied ahead have their values", 60, tests("tests/gpu/test_batch_feed.py")
             ),
             Check(
                 "host_sync",
@@ -297,13 +333,12 @@ STAGES = (
             Check("sharing", "allranks compare, two Gloo ranks on one device", 180, simple(two_on_one)),
             Check("several", "allranks compare, one NCCL rank per GPU", 300, simple(several)),
             Check("demo", "20 steps of the demo in bf16 under every strategy", 240, demo),
-            Check("unit", "unit tests of what runs inside a rank", 120, simple(unit_tests)),
         ),
         lanes=8,
     ),
     Stage(
         "speed",
-        540,
+        380,
         (
             Check("plain", "8 layers, eager, rows joined and cut", 150, variant("plain")),
             Check(
@@ -311,18 +346,6 @@ STAGES = (
                 "8 layers, eager, packed rows isolated",
                 90,
                 variant("isolated", data={"packing": "isolated"}),
-            ),
-            Check(
-                "recomputed",
-                "8 layers, activations recomputed",
-                90,
-                variant("recomputed", model={"gradient_checkpointing": True}),
-            ),
-            Check(
-                "selective",
-                "8 layers, element-wise operations recomputed",
-                90,
-                variant("selective", model={"gradient_checkpointing": "selective"}),
             ),
             Check(
                 "compiled", "8 layers, torch.compile", 150, variant("compiled", compiler=True, model={"compile": True})
@@ -335,29 +358,13 @@ STAGES = (
             ),
             Check("floor", "the matrix products and attention of 8 layers alone", 60, simple(step_floor)),
             Check("profiled", "8 layers with a profile window, and allranks trace", 120, simple(profiled)),
-            Check("profiled_compiled", "the same with torch.compile", 150, simple(profiled_compiled)),
-            Check(
-                "flex",
-                "8 layers, packed rows isolated by FlexAttention",
-                150,
-                variant(
-                    "flex",
-                    compiler=True,
-                    cuda=True,
-                    data={"packing": "isolated"},
-                    model={"attention": "flex_attention"},
-                ),
-            ),
             Check("bench_memory", "peak memory of the benches against plan", 30, simple(memory_of_benches)),
         ),
     ),
     Stage(
         "model",
-        600,
+        300,
         (
-            Check(
-                "full_compiled", "30 steps of a 7B model with LoRA, compiled blocks", 420, simple(full_model_compiled)
-            ),
             Check("full", "the same without a compiler", 240, simple(full_model)),
             Check("spin", "a rank that spins in a kernel is named", 90, tests(RUN_TESTS, "spins")),
             Check("stopped", "SIGTERM and resume on 8 layers", 150, simple(stopped_and_resumed)),

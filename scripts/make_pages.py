@@ -289,13 +289,14 @@ def strategy_table() -> str:
 # What was proved where
 
 NOT_RUN = "not run"
+NO_END = "no end after"  # how a check begins its reason that its time limit ended
 SEVERAL = "several"  # the check that needs more than one GPU
 
 # Checks of `make gpu` that prove a feature on one GPU: names, or beginnings of names followed by a dot.
 ON_A_GPU: dict[str, tuple[str, ...]] = {
     "Strategies give the same result": ("one_rank", "two_ranks", "demo"),
     "Checkpoints": ("resume", "stopped"),
-    "A complete run": ("demo", "full"),
+    "A complete run": ("demo", "full_compiled", "full"),
     "Resume after a stop": ("resume", "stopped"),
     "Ends of a run": ("nan", "stopped"),
     "Loading of models": ("full", "plain"),
@@ -313,9 +314,9 @@ ON_A_GPU: dict[str, tuple[str, ...]] = {
 GPU_ONLY: dict[str, tuple[str, ...]] = {
     "No host synchronisation within a step": ("host_sync",),
     "Batches that are copied ahead": ("batches",),
-    "Speed and MFU of LoRA, 8 layers of 7B": ("plain", "isolated", "recomputed"),
+    "Speed and MFU of LoRA, 8 layers of 7B": ("plain", "isolated", "compiled", "compiled_isolated", "recomputed"),
     "torch.compile": ("compiled", "compiled_isolated", "flex"),
-    "A 7B model": ("full", "full_compiled"),
+    "A 7B model": ("full_compiled", "full"),
     "Unit tests with CUDA": ("unit",),
 }
 ON_SEVERAL = ("Strategies give the same result", "Comparison")
@@ -369,20 +370,35 @@ def matches(check: str, wanted: tuple[str, ...]) -> bool:
 
 
 def on_gpus(records: list[dict[str, Any]], wanted: tuple[str, ...], *, several: bool) -> str:
-    """Return the cell of some checks: by device, the newest record that has them."""
-    cells: dict[str, str] = {}
-    for record in records:  # oldest first
+    """Return the cell of some checks: by device, which of them passed, failed, were cut off, or never ran."""
+    results: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for record in records:  # oldest first: of each check, with all its cases, the newest results count
         if several and record["device"]["count"] < 2:
             continue
-        found = [
-            c for stage in record["stages"].values() for name, c in stage["checks"].items() if matches(name, wanted)
-        ]
-        counts = {s: sum(c["status"] == s for c in found) for s in ("passed", "failed", "skipped")}
-        if counts["passed"] + counts["failed"] == 0:
-            continue
-        text = f"{counts['failed']} of {counts['passed'] + counts['failed']} failed" if counts["failed"] else "passed"
-        cells[record["device"]["name"]] = f"{text} {record['machine']['date'][:10]} ({record['device']['name']})"
-    return "; ".join(cells.values()) or NOT_RUN
+        for name in wanted:
+            ran = [
+                c | {"date": record["machine"]["date"][:10]}
+                for stage in record["stages"].values()
+                for check, c in stage["checks"].items()
+                if matches(check, (name,)) and c["status"] != "skipped"
+            ]
+            if ran:
+                results.setdefault(record["device"]["name"], {})[name] = ran
+    cells = []
+    for device, by_check in results.items():
+        said = [f"{one_check(by_check[name])} (`{name.partition('[')[0]}`)" for name in wanted if name in by_check]
+        missing = [f"`{name.partition('[')[0]}`" for name in wanted if name not in by_check]
+        cells.append(", ".join([*said, *([f"not run: {' '.join(missing)}"] if missing else [])]) + f" on {device}")
+    return "; ".join(cells) or NOT_RUN
+
+
+def one_check(cases: list[dict[str, Any]]) -> str:
+    """Return what the cases of one check ended with, and when."""
+    failed = [c for c in cases if c["status"] == "failed"]
+    date = max(c["date"] for c in cases)
+    if failed and all(c["reason"].startswith(NO_END) for c in failed):
+        return f"cut off {date}"
+    return f"{len(failed)} of {len(cases)} failed {date}" if failed else f"passed {date}"
 
 
 def proved_table(tests: Mapping[str, Any], records: list[dict[str, Any]]) -> str:
