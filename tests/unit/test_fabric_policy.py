@@ -218,20 +218,17 @@ def test_variables_that_nothing_reads(name: str) -> None:
     assert any(name in warning for warning in plan.warnings)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
+def test_variables_that_do_harm() -> None:
+    harmless = {"NCCL_P2P_DISABLE": "0", "NCCL_IB_GID_INDEX": "-1", "GLOO_SOCKET_IFNAME": "eth0", "MY_OWN": "1"}
+    assert env_warnings(harmless) == []
+    for name, value, words in (
         ("NCCL_SOCKET_IFNAMES", "x", "did you mean NCCL_SOCKET_IFNAME?"),
         ("GLOO_SOCKET_IFNAME", "^lo,docker0", "only accepts exact names"),
         ("NCCL_P2P_DISABLE", "1", "is slow on nodes with NVLink"),
         ("NCCL_IB_GID_INDEX", "3", "differs between nodes"),
-    ],
-)
-def test_variables_that_do_harm(name: str, value: str, words: str) -> None:
-    harmless = {"NCCL_P2P_DISABLE": "0", "NCCL_IB_GID_INDEX": "-1", "GLOO_SOCKET_IFNAME": "eth0", "MY_OWN": "1"}
-    assert env_warnings(harmless) == []
-    (warning,) = env_warnings({**harmless, name: value})
-    assert words in warning
+    ):
+        (warning,) = env_warnings({**harmless, name: value})
+        assert words in warning
 
 
 def test_from_the_probes_answers() -> None:
@@ -249,6 +246,9 @@ def test_from_the_probes_answers() -> None:
     assert two.seat is not None and two.seat.interface == "eno1"
     damaged = facts_of_nodes([probe(3, topo="garbage", nccl="weird")], None)[0]
     assert damaged.topology is None and damaged.nccl == ()
+    for kinds, translates in ((["identity"], False), (["identity", "DMA-FQ"], True), (["DMA"], True), ([None], None)):
+        pci = [{"bus": f"0000:{i}", "iommu": kind, "acs": None} for i, kind in enumerate(kinds)]
+        assert facts_of_nodes([probe(1, gpu_pci=pci)], None)[0].iommu is translates, "what passes through does not"
 
 
 def test_all_nodes_must_have_one_kind_of_rdma_in_common() -> None:
@@ -262,9 +262,7 @@ def test_all_nodes_must_have_one_kind_of_rdma_in_common() -> None:
     assert deaf.nodes[0].expected.transport == "Socket"
 
 
-def test_what_the_launchers_own_environment_sets_wins_and_is_noted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_launchers_environment_sets_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for what the plan has set itself; and without what is secret."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("NCCL_", "GLOO_"))}
     given = {"NCCL_NET": "Socket", "NCCL_PSK": "quite secret", "GLOO_SOCKET_IFNAME": "planned"}
@@ -276,11 +274,3 @@ def test_what_the_launchers_own_environment_sets_wins_and_is_noted(
     notes = " ".join(found.notes)
     assert "NCCL_NET=Socket comes from the environment" in notes and "NCCL_PSK=..." in notes
     assert "quite secret" not in notes
-
-
-def test_an_iommu_that_passes_through_translates_nothing() -> None:
-    def iommu(*kinds: str | None) -> bool | None:
-        pci = [{"bus": f"0000:{i}", "iommu": kind, "acs": None} for i, kind in enumerate(kinds)]
-        return facts_of_nodes([probe(1, gpu_pci=pci)], None)[0].iommu
-
-    assert (iommu("identity"), iommu("identity", "DMA-FQ"), iommu("DMA"), iommu(None)) == (False, True, True, None)

@@ -1,12 +1,18 @@
-"""Forward passes in a lower dtype than that of the trained weights."""
+"""Forward passes in a lower dtype than that of the trained weights, and two dtypes that a strategy cannot train."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from allranks.errors import SpecError
 from allranks.train.models.precision import cast_trained_weights, use_autocast
+from allranks.train.strategies.data_parallel import PyTorchZero1
 
 
 def test_a_trained_embedding_before_frozen_layer_norms() -> None:
@@ -30,3 +36,10 @@ def test_a_trained_embedding_before_frozen_layer_norms() -> None:
     trained = {name: p for name, p in adapted.named_parameters() if p.requires_grad}
     assert any("wte" in name for name in trained)
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in trained.values())
+
+
+def test_two_dtypes_are_refused_under_zero1_with_the_names_of_both() -> None:
+    model = nn.ModuleDict({"head": nn.Linear(2, 2).bfloat16(), "adapter": nn.Linear(2, 2)})
+    nobody: Any = None  # no rank is asked before
+    with pytest.raises(SpecError, match=r"adapter.weight is torch.float32, head.weight is torch.bfloat16.*pytorch_ddp"):
+        PyTorchZero1(25, False).setup(model, nobody, nobody, None)
