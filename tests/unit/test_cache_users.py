@@ -128,8 +128,8 @@ def test_a_damaged_entry_in_a_sticky_cache_is_not_touched(cache: Path) -> None:
     assert said[-1] == f"built {cache}/allranks-{BEN}/key whole" and any("damaged" in s for s in said), said
 
 
-def test_anothers_runtime_folder_is_not_used_for_a_box(place: Path) -> None:
-    """`su` keeps XDG_RUNTIME_DIR, which is closed to the new user."""
+def test_a_runtime_folder_of_another_user_and_a_home_that_is_absent(place: Path) -> None:
+    """`su` keeps XDG_RUNTIME_DIR, which is closed to the new user; in containers a user may have no home."""
     runtime = place / "runtime"
     runtime.mkdir(mode=0o700)
     os.chown(runtime, ANN, GROUP)
@@ -137,10 +137,6 @@ def test_anothers_runtime_folder_is_not_used_for_a_box(place: Path) -> None:
     look = f"import os; os.environ['XDG_RUNTIME_DIR'] = {str(runtime)!r}; {root}"
     assert ended(start_as(ANN, place, "-c", look))[1].strip() == f"{runtime}/allranks"
     assert ended(start_as(BEN, place, "-c", look))[1].strip() == f"{place}/user{BEN}/.local/state/allranks"
-
-
-def test_a_user_without_a_home_is_told_what_to_set(place: Path) -> None:
-    """In containers a process may have a number that no file names."""
     roots = "from allranks.utils.filesystem import cache_root; print(cache_root('/x')); cache_root(None)"
     said = ended(start_as(ANN, place, "-c", f"import os; del os.environ['HOME']; {roots}"))[1]
     assert "/x" in said.splitlines()

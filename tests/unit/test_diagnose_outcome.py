@@ -144,14 +144,11 @@ def test_evidence_of_memory_has_the_sizes_and_its_tear_down_is_no_cancellation(t
     assert not any("cancelled by a user" in line for line in found.story)
 
 
-def test_an_old_system_library_is_not_a_missing_package(tmp_path: Path) -> None:
+def test_a_library_a_shape_and_a_watchdog_are_named_with_what_helps(tmp_path: Path) -> None:
     text = "ImportError: /lib/libc.so.6: version `GLIBC_2.32' not found (required by x.so)\n"
     first = read(tmp_path, text).findings[0]
     assert first.id == "library_missing" and "too old" in first.title
     assert "GLIBC_2.32" in first.cause and "container" in first.fix
-
-
-def test_a_shape_error_names_the_programs_line_and_a_watchdog_its_dump(tmp_path: Path) -> None:
     text = (
         RAISED + '  File "/w/train.py", line 88, in step\n'
         '  File "/v/site-packages/torch/nn/linear.py", line 125, in forward\n'

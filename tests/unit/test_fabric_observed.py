@@ -81,6 +81,11 @@ def test_rdma() -> None:
     assert found.ways == {"NET/IB/GDRDMA": 2, "P2P": 1}
     ib = ExpectedNetwork(transport="InfiniBand", interface="ibp12s0", devices=found.devices, inside="NVLink")
     assert compared(ib, IB_LINES).findings == []
+    both = seen("n1", IB_LINES + "n1:10:11 [0] NCCL INFO Using network Socket\n")
+    assert both.networks == ["IB", "Socket"] and both.rdma is False, "one rank on sockets holds up all"
+    line = "n1:10:11 [0] NCCL INFO"
+    tried = f"{line} Initialized NET plugin IB\n{line} Assigned NET plugin Socket to comm\n"
+    assert seen("n1", tried).networks == ["Socket"], "what is initialised need not be used"
 
 
 def test_rdma_that_became_sockets_is_named_with_its_cause() -> None:
@@ -161,14 +166,6 @@ def test_only_what_is_connected_counts_and_only_to_nodes_of_the_job() -> None:
     with connection(outside[0]):
         assert connection_addresses([os.getpid()], peers=[outside[0]])[outside[0]] == 2
         assert outside[0] not in connection_addresses([os.getpid()], peers=["192.0.2.1"])
-
-
-def test_what_nccl_says_of_its_networks() -> None:
-    both = seen("n1", IB_LINES + "n1:10:11 [0] NCCL INFO Using network Socket\n")
-    assert both.networks == ["IB", "Socket"] and both.rdma is False, "one rank on sockets holds up all"
-    line = "n1:10:11 [0] NCCL INFO"
-    tried = f"{line} Initialized NET plugin IB\n{line} Assigned NET plugin Socket to comm\n"
-    assert seen("n1", tried).networks == ["Socket"], "what is initialised need not be used"
 
 
 def test_after_a_run(tmp_path: Path) -> None:

@@ -152,10 +152,13 @@ def good_spec(folder: Path, config: dict[str, Any] | str = LLAMA, **sections: An
     return spec_of((config, sections, ROWS, SpecError, ""), folder)
 
 
-def test_what_is_right_passes(tmp_path: Path) -> None:
-    before_launch(good_spec(tmp_path))
+def test_what_is_right_or_in_a_file_above_the_limit_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before_launch(good_spec(tmp_path / "a"))
     check_request(parse_spec(good_spec(tmp_path, "tiny:bert", data=NEWS)))
     check_request(parse_spec(good_spec(tmp_path, "tiny:mistral", data={"source": "some/set", "template": "chat"})))
+    large = spec_of(MISTAKES["a list where text belongs"], tmp_path / "b")
+    monkeypatch.setattr("allranks.nodes.preflight.request.MAX_ROW_BYTES", 100)
+    before_launch(large)  # the ranks read it
 
 
 def test_a_script_that_is_not_there_is_refused_on_this_machine_alone(tmp_path: Path) -> None:
@@ -168,22 +171,13 @@ def test_a_script_that_is_not_there_is_refused_on_this_machine_alone(tmp_path: P
     check_request(parse_spec({"script": {"path": str(tmp_path / "own.py")}}))
 
 
-def test_a_file_above_the_limit_is_left_to_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = spec_of(MISTAKES["a list where text belongs"], tmp_path)
-    monkeypatch.setattr("allranks.nodes.preflight.request.MAX_ROW_BYTES", 100)
-    before_launch(spec)
-
-
-def test_longer_rows_than_a_rotary_model_was_made_for_are_a_warning(tmp_path: Path) -> None:
+def test_long_rows_of_a_rotary_model_and_an_architecture_that_no_test_covers_are_warnings(tmp_path: Path) -> None:
     spec = good_spec(tmp_path, data={"max_length": 500})
     before_launch(spec)
     (warning,) = model_warnings(parse_spec(spec))
     assert "max_length is 500" in warning and "128 positions" in warning
     assert model_warnings(parse_spec(good_spec(tmp_path / "b"))) == []
-
-
-def test_an_architecture_that_no_test_covers_is_a_warning(tmp_path: Path) -> None:
-    (warning,) = model_warnings(parse_spec(good_spec(tmp_path, LLAMA | {"model_type": "nemotron"})))
+    (warning,) = model_warnings(parse_spec(good_spec(tmp_path / "c", LLAMA | {"model_type": "nemotron"})))
     assert "nemotron, which is not among the tested architectures (docs/models.md)" in warning
 
 
@@ -242,10 +236,8 @@ def test_a_model_that_the_hub_has_passes_with_the_users_token(hub: None, tmp_pat
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "token").write_text("hf_secret\n")
     check_hub(hub_spec(tmp_path, "org/name", "org/rows"))
-    assert Hub.asked == [
-        ("/org/name/resolve/main/config.json", "Bearer hf_secret"),
-        ("/api/datasets/org/rows/revision/main", "Bearer hf_secret"),
-    ]
+    paths = ("/org/name/resolve/main/config.json", "/api/datasets/org/rows/revision/main")
+    assert Hub.asked == [(path, "Bearer hf_secret") for path in paths]
 
 
 def test_a_name_that_the_hub_does_not_know_is_refused(hub: None, tmp_path: Path) -> None:
@@ -256,13 +248,8 @@ def test_a_name_that_the_hub_does_not_know_is_refused(hub: None, tmp_path: Path)
     ):
         with pytest.raises(SpecError, match=words):
             check_hub(hub_spec(tmp_path, *names))
-
-
-def test_a_hub_with_troubles_of_its_own_and_nodes_with_another_network_decide_nothing(
-    hub: None, tmp_path: Path
-) -> None:
-    check_hub(hub_spec(tmp_path, "org/broken"))
-    check_hub(hub_spec(tmp_path, "org/gone", launcher="slurm"))
+    check_hub(hub_spec(tmp_path, "org/broken"))  # troubles of its own decide nothing
+    check_hub(hub_spec(tmp_path, "org/gone", launcher="slurm"))  # nodes may have another network
     snapshots = tmp_path / "cache" / "hub" / "models--org--gone" / "snapshots"
     snapshots.mkdir(parents=True)
     with pytest.raises(SpecError, match="no such repository"):
