@@ -26,10 +26,10 @@ from allranks.planning.records import RdmaPort
 MIB = 2**20
 
 
-@pytest.mark.parametrize(("ranks", "factor"), [(2, 1.0), (8, 1.75)])  # nccl-tests, doc/PERFORMANCE.md
-def test_bus_bandwidth_is_that_of_nccl_tests(ranks: int, factor: float) -> None:
-    one = CollectiveTime(kind="all_reduce", bytes=10**9, seconds=0.01, ranks=ranks)
-    assert one.algorithm_bytes_per_s == 1e11 and one.bus_bytes_per_s == pytest.approx(factor * 1e11)
+def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
+    for ranks, factor in ((2, 1.0), (8, 1.75)):  # nccl-tests, doc/PERFORMANCE.md
+        one = CollectiveTime(kind="all_reduce", bytes=10**9, seconds=0.01, ranks=ranks)
+        assert one.algorithm_bytes_per_s == 1e11 and one.bus_bytes_per_s == pytest.approx(factor * 1e11)
 
 
 @pytest.mark.parametrize("players", [1, 2, 3, 4, 7, 16])

@@ -109,11 +109,10 @@ def test_counters_that_are_missing_or_went_back_are_not_known() -> None:
     assert use_between(sample(machine_s=None), later).machine_s is None
     assert use_between(sample(), sample(at_s=12.0, machine_s=4.0)).machine_s is None
     moved = use_between(sample(cores=(0,)), later)
-    assert (moved.machine_s, moved.steal_s) == (None, None)
+    assert moved.machine_s is None and moved.steal_s is None
     again = use_between(sample(), sample(at_s=12.0, threads={1: (0.2, 0.1)}))  # another thread with its number
-    assert again.queued_s == 0.1
     backwards = use_between(later, sample())
-    assert (backwards.seconds, backwards.cpu_s) == (0.0, 0.0)
+    assert again.queued_s == 0.1 and (backwards.seconds, backwards.cpu_s) == (0.0, 0.0)
 
 
 def use(cpu: float, queued: float | None, machine: float | None, **changes: Any) -> CpuUse:

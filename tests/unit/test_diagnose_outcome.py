@@ -17,7 +17,7 @@ from allranks.launch.rank import _record_error
 from allranks.rundir.paths import RunDir
 from tests.conftest import shared
 
-FULL = "the checkpoint could not be saved: rank 0 failed to find room for it: /r: about 8.9 MiB are needed, 4.6 MiB are free"
+FULL = "the checkpoint could not be saved: rank 0 failed to find room for it: /r: 8.9 MiB are needed, 4.6 MiB are free"
 LOST = "the agent on n3 is gone: its node does not answer. Continue after step 4 with: allranks resume r"
 LIMIT = "stopped after step 40 (the time limit is near); a full checkpoint is in /r. Continue with: allranks resume r"
 KILLER = "the kernel's out-of-memory killer"
@@ -92,7 +92,7 @@ def test_our_own_class_is_not_torchs_of_the_same_name(tmp_path: Path) -> None:
 
 def test_public_reports() -> None:
     for name, wanted, says in (
-        ("nfs", "storage_stalled", "03:10:12"), ("uvlock", "package_lock", "lock"), ("elastic", "peer_died_first", "n2"),
+        ("nfs", "storage_stalled", "03:10:12"), ("elastic", "peer_died_first", "n2"), ("uvlock", "package_lock", "lock")
     ):  # fmt: skip
         found = diagnose([shared("found", f"{name}.log")]).findings
         assert [f.id for f in found] == [wanted] and says in found[0].cause
