@@ -209,13 +209,10 @@ def test_a_node_that_slurm_does_not_know_differs_from_no_answer(tmp_path: Path) 
     assert isinstance(there, NodeInfo) and there.responding is False
 
 
-@pytest.mark.parametrize("answer", [b"", b"\xff\xfe\x00garbage", b"JobId=x\n", b"<html>proxy</html>"])
-def test_an_answer_that_cannot_be_read_is_no_answer(tmp_path: Path, answer: bytes) -> None:
-    (tmp_path / "answer").write_bytes(answer)
-    assert isinstance(stub(tmp_path, scontrol=f"cat {tmp_path}/answer").try_job("7"), NoAnswer)
-
-
-def test_commands_that_cannot_be_started_are_no_answer(tmp_path: Path) -> None:
+def test_commands_that_cannot_be_started_or_read_are_no_answer(tmp_path: Path) -> None:
+    for answer in (b"", b"\xff\xfe\x00garbage", b"JobId=x\n", b"<html>proxy</html>"):
+        (tmp_path / "answer").write_bytes(answer)
+        assert isinstance(stub(tmp_path, scontrol=f"cat {tmp_path}/answer").try_job("7"), NoAnswer), answer
     assert isinstance(Slurm([str(tmp_path / "nowhere")], "none").try_job("7"), NoAnswer)
     (tmp_path / "not-executable").write_text("#!/bin/sh\n")
     forbidden = Slurm([str(tmp_path / "not-executable")], "forbidden")
@@ -300,11 +297,8 @@ def test_a_host_list_that_slurm_does_not_expand_is_an_error_and_not_an_empty_job
         expand_hostlist(Slurm([], "own"), "n[1-")
 
 
-MINIMAL = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}}
-
-
 def spec_of(*sets: str) -> RunSpec:
-    return parse_spec(MINIMAL, sets)
+    return parse_spec({"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}}, sets)
 
 
 def cluster_of(nodes: int = 3, **slurm: str) -> ClusterSpec:
@@ -382,11 +376,9 @@ def test_limits_that_sbatch_ignores_are_told_too(nodes: int, slurm: dict[str, st
     assert over_limits(spec_of("cluster.slurm.time='11'").cluster, limits, "short") == ["time"]
 
 
-SINFO = "main*|n1|idle|up|none\nmain*|n2|drained|up|bad DIMM\nmain*|n3|down*|up|Not responding\ngpu|g1|idle|up|none\n"
-
-
 def test_nodes_that_start_no_job_are_named_with_their_reasons(tmp_path: Path) -> None:
-    slurm = stub(tmp_path, sinfo=saying(tmp_path, SINFO))
+    main = "main*|n1|idle|up|none\nmain*|n2|drained|up|bad DIMM\nmain*|n3|down*|up|Not responding\n"
+    slurm = stub(tmp_path, sinfo=saying(tmp_path, f"{main}gpu|g1|idle|up|none\n"))
     bad = "; n2 is drained (bad DIMM), n3 is down* (Not responding), so they start no job"
     for cluster, words in ((cluster_of(), bad), (cluster_of(partition="gpu"), "sinfo")):
         text = str(refusal(slurm, cluster, "Requested node configuration is not available"))
@@ -413,8 +405,8 @@ def test_a_request_that_could_never_run_names_its_key(tmp_path: Path, key: str, 
 
 def test_a_refusal_at_the_submission_itself_names_its_key_too(tmp_path: Path) -> None:
     """The cluster may have changed since sbatch was asked."""
-    launcher, error = SlurmLauncher(), "sbatch: error: Invalid qos specification\n"
-    launcher._found = stub(tmp_path, sbatch=saying(tmp_path, error, 1, ">&2"))
+    launcher = SlurmLauncher()
+    launcher._found = stub(tmp_path, sbatch=saying(tmp_path, "sbatch: error: Invalid qos specification\n", 1, ">&2"))
     spec = spec_of("cluster.launcher=slurm", "cluster.slurm.qos=gone")
     with pytest.raises(SpecError, match=r"cluster\.slurm\.qos gone: Slurm refuses"), launcher._refusals_explained(spec):
         launcher._slurm().submit(tmp_path / "job.sbatch")
