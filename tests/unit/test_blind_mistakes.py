@@ -64,8 +64,7 @@ def news_spec(folder: Path, content: str | bytes | None = None, file: str = "a.j
 def notes_of(spec: Spec) -> list[str]:
     """Return the notes of the way to the ranks: the checks before the launch, and the plan."""
     checked = parse_spec(spec)
-    check_request(checked)
-    check_rows(checked)
+    check_rows(checked, check_request(checked))
     return make_plan(checked, MACHINE).warnings
 
 

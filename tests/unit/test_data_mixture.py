@@ -107,8 +107,7 @@ def test_a_source_has_its_own_template_and_columns(tmp_path: Path) -> None:
 def test_it_is_refused_before_the_launch(tmp_path: Path, sources: list[Spec], data: Spec, words: str) -> None:
     with pytest.raises(AllranksError, match=words):
         spec = parse_spec(mixed(tmp_path, sources, **data))
-        check_request(spec)
-        check_rows(spec)
+        check_rows(spec, check_request(spec))
 
 
 @given(st.integers(0, 1000), st.lists(st.floats(0.01, 100), min_size=1, max_size=6))

@@ -20,9 +20,10 @@ from allranks.cli.data import data_command
 from allranks.errors import AllranksError, DataError, EnvironmentNotAble, RequestError, SpecError
 from allranks.launch import resumption
 from allranks.nodes.preflight import check_request, check_rows
-from allranks.nodes.preflight.request import check_hub
+from allranks.nodes.preflight.request import check_sources
 from allranks.nodes.preflight.requirements import local_report
 from allranks.nodes.records import require
+from allranks.planning.memory import fit
 from allranks.planning.memory.model_config import find_files
 from allranks.planning.model_checks import model_warnings, require_vocabulary
 from allranks.planning.planner import make_plan
@@ -61,11 +62,11 @@ def model_folder(folder: Path, config: dict[str, Any]) -> Path:
 def before_launch(spec: dict[str, Any]) -> None:
     """Run all checks that precede the first rank, in their order."""
     parsed = parse_spec(spec)
-    check_request(parsed)
+    classifier = check_request(parsed)
     plan = make_plan(parsed, MACHINE)
-    require(local_report(parsed, plan, MACHINE, Path(parsed.run_root)))
-    check_hub(parsed)
-    check_rows(parsed)
+    require(local_report(parsed, plan, MACHINE, fit(parsed, plan, MACHINE)))
+    check_sources(parsed)
+    check_rows(parsed, classifier)
 
 
 def lora(**more: Any) -> dict[str, Any]:
@@ -235,7 +236,7 @@ def hub_spec(folder: Path, model: str, source: str = "builtin:instructions", lau
 def test_a_model_that_the_hub_has_passes_with_the_users_token(hub: None, tmp_path: Path) -> None:
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "token").write_text("hf_secret\n")
-    check_hub(hub_spec(tmp_path, "org/name", "org/rows"))
+    check_sources(hub_spec(tmp_path, "org/name", "org/rows"))
     paths = ("/org/name/resolve/main/config.json", "/api/datasets/org/rows/revision/main")
     assert Hub.asked == [(path, "Bearer hf_secret") for path in paths]
 
@@ -247,15 +248,15 @@ def test_a_name_that_the_hub_does_not_know_is_refused(hub: None, tmp_path: Path)
         (["tiny:mistral", "org/gone"], r"data.source org/gone: .* no such repository"),
     ):
         with pytest.raises(SpecError, match=words):
-            check_hub(hub_spec(tmp_path, *names))
-    check_hub(hub_spec(tmp_path, "org/broken"))  # troubles of its own decide nothing
-    check_hub(hub_spec(tmp_path, "org/gone", launcher="slurm"))  # nodes may have another network
+            check_sources(hub_spec(tmp_path, *names))
+    check_sources(hub_spec(tmp_path, "org/broken"))  # troubles of its own decide nothing
+    check_sources(hub_spec(tmp_path, "org/gone", launcher="slurm"))  # nodes may have another network
     snapshots = tmp_path / "cache" / "hub" / "models--org--gone" / "snapshots"
     snapshots.mkdir(parents=True)
     with pytest.raises(SpecError, match="no such repository"):
-        check_hub(hub_spec(tmp_path, "org/gone"))
+        check_sources(hub_spec(tmp_path, "org/gone"))
     (snapshots / "abc" / "config.json").mkdir(parents=True)
-    check_hub(hub_spec(tmp_path, "org/gone"))
+    check_sources(hub_spec(tmp_path, "org/gone"))
 
 
 @pytest.mark.usefixtures("hub")

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from allranks.errors import EnvironmentNotAble, SpecError
+from allranks.launch.doctor import DoctorOptions, doctor
 from allranks.launch.launchers import get_launcher
 from allranks.launch.preview import PreparedRun
 from allranks.launch.runs import create
 from allranks.nodes.checks.program import ask, imported_packages, source_problem
 from allranks.nodes.checks.software import ask_hub_names as ask_hub
 from allranks.nodes.checks.software import hub as check_hub
-from allranks.nodes.doctor import DoctorOptions, doctor
 from allranks.nodes.preflight.request import check_paths
 from allranks.nodes.preflight.requirements import node_requirements
 from allranks.nodes.probes.probe import has_module, hub, is_cached
@@ -158,7 +158,7 @@ def test_doctor_and_run_say_the_same_of_a_program_on_this_machine(tmp_path: Path
     spec = parse_spec({"name": "t", "run_root": str(tmp_path / "runs"), **raw})
     launcher, options = get_launcher("local"), DoctorOptions(imports=False)
     nodes = launcher.nodes_to_examine(spec, wait_s=1, say=print)
-    found = doctor(spec, options, nodes, print, facts=launcher.planning_facts(spec))
+    found = doctor(PreparedRun(spec), options, nodes, print)
     (check,) = (c for report in found.preflight.reports for c in report.checks if not c.ok)
     assert (check.name, check.found, found.ok, found.starts) == ("program", "MISSING(nosuch_package)", False, False)
     with pytest.raises(EnvironmentNotAble) as refused:

@@ -14,9 +14,8 @@ from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.launch.hosts import node_commands
 from allranks.launch.slurm.script import render_batch_script
 from allranks.nodes.preflight.request import check_request
-from allranks.nodes.preflight.requirements import ask_interpreter
+from allranks.nodes.rank_command import ask_interpreter, environment_commands, in_environment
 from allranks.planning.planner import make_plan
-from allranks.planning.rank_environment import environment_commands, in_environment
 from allranks.rundir.paths import RunDir
 from allranks.spec import RunSpec, parse_spec
 from tests.dist.harness import allranks

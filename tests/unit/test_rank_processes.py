@@ -44,8 +44,9 @@ class Node:
         self.pages = {rank: HeartbeatPage() for rank in range(ranks)}
         self.processes = RankProcesses("n1", self.pages)
         os.environ[HEARTBEAT_VARIABLE] = page_paths([self.pages[rank] for rank in range(ranks)])
+        command = [sys.executable, "-u", "-m", "allranks.launch.rank", str(self.run.root), "1"]
         self.processes.start(
-            self.run, 1, {rank: torchrun_environment(rank, rank, ranks, 0, 1, ranks, "t.1") for rank in range(ranks)}
+            command, {rank: torchrun_environment(rank, rank, ranks, 0, 1, ranks, "t.1") for rank in range(ranks)}
         )
         self.pids = self.processes.pids
 

@@ -41,15 +41,15 @@ def doctor_command(
 
     With a Slurm spec, the nodes are allocated with salloc for the check and then released.
     """
+    from allranks.launch.doctor import DoctorOptions, doctor
     from allranks.launch.preview import PreparedRun, prepare
-    from allranks.nodes.doctor import DoctorOptions, doctor
     from allranks.spec.records import RunSpec
 
     run = prepare(spec, sets) if spec else PreparedRun(RunSpec())
     request = DoctorOptions(collectives=collectives, exclude_bad=exclude_bad, imports=imports)
     say = partial(echo, err=True)
     nodes = run.launcher.nodes_to_examine(run.spec, wait_s=wait_s, say=say)
-    report = doctor(run.spec, request, nodes, say, facts=run.facts)
+    report = doctor(run, request, nodes, say)
     if as_json:
         print_json(report.as_json())
     else:

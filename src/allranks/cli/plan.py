@@ -58,7 +58,8 @@ def show_dry_run(run: PreparedRun, as_json: bool, *, full: bool = False) -> None
 def training_line(spec: RunSpec) -> str | None:
     """Return model, data and schedule in one line, or the command line of a user's own program."""
     if spec.script is not None:
-        from allranks.planning.rank_environment import command_line, working_directory
+        from allranks.nodes.rank_command import working_directory
+        from allranks.planning.rank_environment import command_line
 
         script = spec.script
         return (

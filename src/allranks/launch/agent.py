@@ -246,7 +246,8 @@ class Agent:
         }
         if self._plan.grace_s is not None:
             self._guard = ProcessGuard(run_id, self._plan.grace_s)
-        self._ranks.start(self._run, self._attempt, environments)
+        command = [sys.executable, "-u", "-m", "allranks.launch.rank", str(self._run.root), str(self._attempt)]
+        self._ranks.start(command, environments)
         if self._guard:
             self._guard.watch(self._ranks.pids)
         self._publish(state=RUNNING)

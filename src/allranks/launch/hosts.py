@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allranks.launch.launchers import Launcher, agent_command, agent_words, write_attempt_args
-from allranks.planning.rank_environment import SCRIPT_ARGS, environment_commands, public_variables, secret_variables
+from allranks.nodes.rank_command import environment_commands
+from allranks.planning.rank_environment import SCRIPT_ARGS, public_variables, secret_variables
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.paths import RunDir
 from allranks.spec.records import RunSpec

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from allranks.errors import RequestError, SpecError
+from allranks.nodes.rank_command import environment_commands, in_environment, program_file
 from allranks.planning import network_policy
 from allranks.planning.planner import network_job
-from allranks.planning.rank_environment import as_variables, environment_commands, in_environment, program_file
+from allranks.planning.rank_environment import as_variables
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.files import make_folder, read_record, write_json
 from allranks.rundir.paths import RunDir
@@ -160,7 +161,9 @@ class LocalLauncher(Launcher):
         network_policy.save_policy(run.network(attempt), policy_for_this_machine(job, host, run.root.parent))
         env = as_variables(plan.environment)
         _, python = agent_command(spec, plan, run, sys.executable)
-        return LocalJob(run, plan, attempt, env, spec.observe.telemetry_s, in_environment(spec.cluster.python, python))
+        python = in_environment(spec.cluster.python, python)
+        command = agent_words(python, run, attempt, telemetry_s=spec.observe.telemetry_s)
+        return LocalJob(run, plan, attempt, env, command)
 
 
 def get_launcher(name: str) -> Launcher:

@@ -34,19 +34,16 @@ class LocalJob(SupervisedJob):
 
     interrupt_grace_s = INTERRUPT_GRACE_S
 
-    def __init__(
-        self, run: RunDir, plan: LaunchPlan, attempt: int, env: dict[str, str], telemetry_s: float, python: list[str]
-    ) -> None:
+    def __init__(self, run: RunDir, plan: LaunchPlan, attempt: int, env: dict[str, str], command: list[str]) -> None:
         host = plan.nodes[0].host or "localhost"
-        options = ["--attempt", str(attempt), "--telemetry-s", str(telemetry_s)]
         super().__init__(run, plan, attempt, None, host)
         # With Apptainer the agent's parent is another process.
-        parent = {} if python[0] == "apptainer" else {LAUNCHER_PID_VARIABLE: str(os.getpid())}
+        parent = {} if command[0] == "apptainer" else {LAUNCHER_PID_VARIABLE: str(os.getpid())}
         endpoint = msgspec.json.encode(self._hub.endpoint).decode()
         self._log: IO[bytes] = os.fdopen(open_append(run.agent_log(attempt, host)), "ab")
         # A session of its own: Ctrl-C in the terminal reaches only the launcher, which then ends the ranks in order.
         self._process = subprocess.Popen(
-            [*python, "-m", "allranks.launch.agent", str(run.root), *options],
+            command,
             env={**os.environ, **env, **parent, CHANNEL_VARIABLE: endpoint},
             stdin=subprocess.DEVNULL,
             stdout=self._log,

@@ -19,7 +19,9 @@ import msgspec
 
 from allranks.errors import EXIT_ENVIRONMENT, EXIT_REQUEST, AllranksError, DataError, EnvironmentNotAble, SpecError
 from allranks.launch.launchers import Launcher, get_launcher
-from allranks.nodes.preflight.request import check_request
+from allranks.nodes.preflight.request import check_paths, check_request, check_rows, check_sources
+from allranks.nodes.preflight.requirements import local_report, node_requirements
+from allranks.nodes.records import PreflightReport, require
 from allranks.planning import memory
 from allranks.planning.memory import Fit
 from allranks.planning.model_checks import model_warnings, trains_classifier
@@ -74,6 +76,8 @@ class PreparedRun(msgspec.Struct, frozen=True, dict=True):
     """A request, and what follows from it. Facts are read, and plan and memory decided, once, when first needed."""
 
     spec: RunSpec
+    classifier: bool | None = None
+    """Whether the model is trained as a classifier; None if that is unknown."""
 
     @cached_property
     def launcher(self) -> Launcher:
@@ -100,6 +104,12 @@ class PreparedRun(msgspec.Struct, frozen=True, dict=True):
         return memory.fit(self.spec, self.plan, self.facts)
 
     @property
+    def plan_with_memory(self) -> LaunchPlan:
+        """Return the plan with what a rank needs, which the checks of nodes compare with what its device has."""
+        known = None if self.plan.device_is_provisional else memory.known_bytes(self.fit)
+        return msgspec.structs.replace(self.plan, rank_memory_bytes=known)
+
+    @property
     def batch_script(self) -> str | None:
         """Return the batch script for sbatch; None for launchers without a script."""
         return self.launcher.batch_script(self.spec, self._future_run, lambda: self.plan)
@@ -124,8 +134,39 @@ def prepare(spec: SpecLike | PreparedRun, sets: Sequence[str] = ()) -> PreparedR
     if isinstance(spec, PreparedRun):
         return spec
     checked = read_spec(spec, sets)
-    check_request(checked)
-    return PreparedRun(checked)
+    return PreparedRun(checked, check_request(checked))
+
+
+def check_start(prepared: PreparedRun, plan: LaunchPlan, *, required: bool = True) -> PreflightReport:
+    """Return the report on this machine, with the checks of a node if the ranks run here.
+
+    Args:
+        plan: with the memory of a rank, unless a run was asked to start without that check.
+        required: refuse to continue if the report has a failed check; False where the caller shows these checks itself.
+
+    Raises:
+        SpecError, DataError: the program is not where the spec says, the hub does not know a name, or a row cannot be
+        used.
+        EnvironmentNotAble: this machine lacks something.
+    """
+    spec = prepared.spec
+    check_paths(spec)
+    check_rows(spec, prepared.classifier)
+    report = local_report(spec, plan, prepared.facts, prepared.fit)
+    if required:
+        require(report)
+    check_sources(spec)
+    if not required or not spec.cluster.launched_by.runs_here:
+        return report
+    from allranks.nodes.preflight.runner import TargetNodes, require_usable_nodes, run_preflight  # with all checks
+
+    run_root = Path(spec.run_root)
+    required_here = node_requirements(spec, run_root, imports=False)  # no ports: one is chosen when the ranks start
+    nodes = run_preflight(TargetNodes(), spec, plan, run_root, required=required_here)
+    require_usable_nodes(nodes.reports)
+    more = [check for one in nodes.reports for check in one.checks]
+    names = {check.name for check in more}
+    return msgspec.structs.replace(report, checks=[*(c for c in report.checks if c.name not in names), *more])
 
 
 SMALL_BYTES_PER_TOKEN = 16

@@ -9,16 +9,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from allranks.launch.failure_attribution import RankEnd
 from allranks.launch.process_guard import AGENT_PID_VARIABLE, RUN_ID_VARIABLE, processes_of_run, send_signal
 from allranks.rundir.heartbeat import HeartbeatPage
-from allranks.rundir.paths import RunDir
 from allranks.utils.machine import oom_kills
 from allranks.utils.redaction import redact
 
@@ -68,9 +66,8 @@ class RankProcesses:
         self._run_id = ""
         self._oom_kills = oom_kills()
 
-    def start(self, run: RunDir, attempt: int, environments: Mapping[int, Mapping[str, str]]) -> None:
+    def start(self, command: Sequence[str], environments: Mapping[int, Mapping[str, str]]) -> None:
         """Start every rank, with variables added to this process's environment; raise `OSError` if one cannot start."""
-        command = [sys.executable, "-u", "-m", "allranks.launch.rank", str(run.root), str(attempt)]
         for rank, more in environments.items():
             self._run_id = more[RUN_ID_VARIABLE]
             process = subprocess.Popen(

@@ -4,7 +4,8 @@ A run is followed by passing its events to an observer and turning signals into 
 
 How ranks start: `launch` calls the launcher (``LocalLauncher`` in ``launch/launchers.py``, ``launch/hosts.py``,
 ``launch/slurm/launcher.py``), which starts one agent per node (``launch/agent.py``), under Slurm by the batch script's
-driver (``launch/driver.py``). An agent starts ``python -m allranks.launch.rank`` per rank, in torchrun's environment.
+driver (``launch/driver.py``). An agent starts ``python -m allranks.launch.rank`` per rank, in torchrun's environment;
+``launch/local_job.py`` and ``launch/rank_processes.py`` wait for them and end them.
 """
 
 from __future__ import annotations
@@ -29,11 +30,10 @@ from allranks.errors import DataError, RequestError
 from allranks.launch import resumption
 from allranks.launch.launchers import get_launcher, launcher_of
 from allranks.launch.outcome import RunResult, finalize_run
-from allranks.launch.preview import PreparedRun, plan_with_model, planning_facts, sequence_problem
+from allranks.launch.preview import PreparedRun, check_start, plan_with_model, planning_facts, sequence_problem
 from allranks.launch.stop_limit import StopLimit
 from allranks.launch.supervisor import LaunchedJob
 from allranks.nodes import preflight
-from allranks.nodes.preflight.request import check_start
 from allranks.planning import memory, rank_environment
 from allranks.planning.records import LaunchPlan, load_plan
 from allranks.rundir import checkpoints
@@ -41,7 +41,7 @@ from allranks.rundir.events import EventTail
 from allranks.rundir.files import read_record, write_json, write_text_atomic
 from allranks.rundir.paths import RunDir, create_run, find_run
 from allranks.spec import RunSpec, load_spec, spec_to_yaml
-from allranks.utils.redaction import redact_arguments, redact_env
+from allranks.utils.redaction import redact_arguments
 from allranks.version import __version__
 
 POLL_S = 0.1
@@ -208,9 +208,8 @@ def create(prepared: PreparedRun, *, force: bool = False) -> tuple[RunDir, Launc
     launch_plan = prepared.plan
     if not force:
         memory.require(prepared.fit)
-        known = None if launch_plan.device_is_provisional else memory.known_bytes(prepared.fit)
-        launch_plan = msgspec.structs.replace(launch_plan, rank_memory_bytes=known)
-    report = check_start(spec, launch_plan, prepared.facts)
+        launch_plan = prepared.plan_with_memory
+    report = check_start(prepared, launch_plan)
     if not report.ok:  # what is left does not prevent a run
         from allranks.nodes.preflight.runner import failure_lines  # with all checks
 
@@ -226,26 +225,23 @@ def create(prepared: PreparedRun, *, force: bool = False) -> tuple[RunDir, Launc
 
 
 def write_request(run_dir: RunDir, spec: RunSpec, launch_plan: LaunchPlan) -> None:
-    """Write spec.yaml, plan.json and run_args.json without secrets."""
-    safe = msgspec.structs.replace(
-        spec,
-        cluster=msgspec.structs.replace(spec.cluster, env=redact_env(spec.cluster.env)),
-        script=rank_environment.without_script_secrets(spec.script),
-    )
-    write_text_atomic(run_dir.spec, spec_to_yaml(safe))
-    hidden = rank_environment.with_hidden_secrets(launch_plan.environment)
-    write_json(run_dir.plan, msgspec.to_builtins(msgspec.structs.replace(launch_plan, environment=hidden)))
+    """Write the launcher's files, spec.yaml, plan.json and run_args.json without secrets."""
     get_launcher(spec.cluster.launcher).write_files(run_dir, spec, launch_plan)
-    asked = {
-        "command": redact_arguments(sys.argv),
+    earlier, command = read_record(run_dir.run_args), redact_arguments(sys.argv)
+    variables = rank_environment.with_hidden_secrets(launch_plan.environment)
+    safe = rank_environment.without_secrets(spec)
+    write_text_atomic(run_dir.spec, spec_to_yaml(safe))
+    write_json(run_dir.plan, msgspec.to_builtins(msgspec.structs.replace(launch_plan, environment=variables)))
+    request = {
+        "command": command,
         "folder": str(Path.cwd()),
         "python": platform.python_version(),
         "allranks": __version__,
         "started": preflight.stamp(),
         "launched_at": time.time(),
     }
-    earlier = read_record(run_dir.run_args)
-    write_json(run_dir.run_args, {**earlier, "resumed": [*earlier.get("resumed", []), asked]} if earlier else asked)
+    again = {**earlier, "resumed": [*earlier.get("resumed", []), request]}
+    write_json(run_dir.run_args, again if earlier else request)
 
 
 def launch(
@@ -309,8 +305,7 @@ def resume(
     step, problems = checkpoints.newest_checkpoint(run_dir)
     for problem in problems:
         observer.say(f"skipped: {problem}")
-    preflight.check_request(asked)
-    preflight.check_rows(asked)
+    preflight.check_rows(asked, preflight.check_request(asked))
     had = resumption.global_batch_of(run_dir, step)
     spec = (
         resumption.keep_global_batch(before, asked, lambda one: plan_with_model(one, machine), had)

@@ -35,13 +35,13 @@ from allranks.spec.models import (
 )
 from allranks.spec.records import AdapterSpec, RunSpec
 from allranks.utils.inputs import FileTooLarge, read_text
-from allranks.utils.safetensors_files import INDEX, SINGLE, read_header
+from allranks.utils.safetensors_files import INDEX, SINGLE, read_header, stored_tensors
 from allranks.utils.text import did_you_mean
 
 MAX_TOKENIZER_BYTES = 64 << 20
+TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model", "*.tiktoken", "merges.txt", "tekken.json")
 
 POSITION_KEYS = ("max_position_embeddings", "n_positions")
-ATTENTIONS = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3")
 OLD_NAMES = ("gate_proj", "up_proj", "down_proj")
 """Targets that PEFT may apply to fused experts itself."""
 
@@ -57,10 +57,10 @@ def check_model(spec: RunSpec) -> bool | None:
     """
     if spec.model is None or spec.data is None or is_mlp(spec.model.name):
         return None
-    require_attention_name(spec.model.attention)
     files = find_files(spec)
     if files is None:
         return None
+    stored = stored_weights(spec.model.name, files.folder) if files.folder is not None else None
     classifier = is_classifier(files)
     if classifier is not None and spec.data.template in TEMPLATE_KINDS:
         require_task_template(spec.data.template, spec.model.name, classifier=classifier)
@@ -70,15 +70,16 @@ def check_model(spec: RunSpec) -> bool | None:
             f"data.max_length is {spec.data.max_length}, but {files.where} has {limit} positions: a longer sequence "
             f"cannot be computed; set data.max_length: {limit} or less"
         )
-    require_vocabulary(files)
     require_attention(files.config.get("model_type"), spec.model.attention, files.where)
     require_architecture(files.config, spec, files.where, classifier=classifier is True)
     known = find_config(spec).config
+    require_vocabulary(files)
     if spec.adapter.type == "lora":
         shapes = {w.name: len(w.shape) for w in shapes_of(known).weights()} if known is not None else {}
         if known is not None:
             require_parameters(spec.adapter, shapes, files.where)
-        require_targets(spec.adapter, adaptable_modules(spec, files), files.where, shapes, classifier=classifier)
+        modules = module_names(shapes if stored is None else stored)
+        require_targets(spec.adapter, modules, files.where, shapes, classifier=classifier)
     return classifier
 
 
@@ -88,10 +89,10 @@ def trains_classifier(spec: RunSpec) -> bool | None:
     Raises:
         SpecError: the model does not suit the spec.
     """
+    classifier = check_model(spec)
     if spec.model is not None and spec.model.name.startswith("tiny:"):
-        check_model(spec)
         return tiny_family(spec.model.name) in TINY_ENCODERS
-    return check_model(spec)
+    return classifier
 
 
 def model_warnings(spec: RunSpec) -> list[str]:
@@ -171,15 +172,27 @@ def highest_token(folder: Path) -> tuple[str, int | None]:
         return "", None  # transformers reports what is wrong with it
 
 
-def require_attention_name(wanted: str) -> None:
-    """Refuse an attention implementation that transformers does not have. A kernel of the hub has a ``/`` in its name.
+def stored_weights(name: str, folder: Path) -> Collection[str]:
+    """Return the names of the weights in a model's folder; none for a folder with only a config, which can be planned.
 
     Raises:
-        SpecError: with the nearest name.
+        SpecError, EnvironmentNotAble: a folder that ``model.name`` names has damaged weights or no tokenizer. What is
+            wrong in the cache is reported by the ranks.
     """
-    if "/" not in wanted and "|" not in wanted and wanted not in ATTENTIONS:
-        hint = did_you_mean(wanted, ATTENTIONS)
-        raise SpecError(f"model.attention: unknown value {wanted!r}{hint} (known: {', '.join(ATTENTIONS)})")
+    if not Path(name).expanduser().is_dir():
+        with suppress(AllranksError, KeyError, AttributeError):
+            index = folder / INDEX
+            return read_record(index)["weight_map"].keys() if index.is_file() else read_header(folder / SINGLE)
+        return ()
+    if not any(folder.glob("*.safetensors*")):
+        return ()
+    stored = stored_tensors(folder, name)
+    if not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
+        raise SpecError(
+            f"model.name {name}: this folder has weights but no tokenizer (tokenizer.json, tokenizer.model or "
+            "vocab.*); copy the tokenizer's files of the same model into it"
+        )
+    return stored
 
 
 def require_attention(model_type: Any, wanted: str, where: str) -> None:
@@ -192,24 +205,13 @@ def require_attention(model_type: Any, wanted: str, where: str) -> None:
         )
 
 
-def adaptable_modules(spec: RunSpec, files: ModelFiles) -> frozenset[str]:
-    """Return the full names of the model's modules, from the headers of its weight files; empty if unknown."""
-    names: Iterable[str] = ()
-    if files.folder is None:
-        config = find_config(spec).config
-        names = [weight.name for weight in shapes_of(config).weights()] if config is not None else ()
-    else:
-        index = files.folder / INDEX
-        with suppress(
-            AllranksError, KeyError, AttributeError
-        ):  # the reader of the weights reports what is wrong with them
-            listed = read_record(index)["weight_map"] if index.is_file() else read_header(files.folder / SINGLE)
-            names = listed.keys()
-    found: set[str] = set()
-    for name in names:
-        parts = name.split(".")[:-1]
-        found.update(".".join(parts[: i + 1]) for i in range(len(parts)))
-    return frozenset(found)
+def module_names(weights: Iterable[str]) -> frozenset[str]:
+    """Return the full names of the modules that hold these weights."""
+    names: set[str] = set()
+    for weight in weights:
+        parts = weight.split(".")[:-1]
+        names.update(".".join(parts[: i + 1]) for i in range(len(parts)))
+    return frozenset(names)
 
 
 def require_targets(

@@ -1,4 +1,4 @@
-"""Decide how ranks are started: program file, Python, and environment variables with value, reason and source. Pure.
+"""Decide the environment variables of the ranks, each with value, reason and source. Pure.
 
 Network variables are decided in `network_policy`; some need facts from the nodes. No program of the user is imported.
 """
@@ -6,9 +6,7 @@ Network variables are decided in `network_policy`; some need facts from the node
 from __future__ import annotations
 
 import json
-import re
 import shlex
-from pathlib import Path
 
 import msgspec
 
@@ -17,12 +15,10 @@ from allranks.planning.env_vars import EnvVar
 from allranks.planning.network_policy import NetworkJob, apply_user_env, provisional_policy
 from allranks.spec.records import RunSpec, ScriptSpec
 from allranks.spec.strategies import strategy_info
-from allranks.spec.validation import is_container
-from allranks.utils.redaction import HIDDEN, holds_secret, is_placeholder, redact, redact_arguments
+from allranks.utils.redaction import HIDDEN, holds_secret, is_placeholder, redact, redact_arguments, redact_env
 
 SCRIPT_ARGS = "ALLRANKS_SCRIPT_ARGS"
 """The arguments of a user's program as a JSON list, where spec.yaml has placeholders for the secret ones."""
-_INTERPRETER = re.compile(r"python[0-9.]*")
 
 
 def threads_per_rank(cpus: int, procs_per_node: int) -> int:
@@ -143,9 +139,12 @@ def script_arguments(script: ScriptSpec, environment: dict[str, str]) -> list[st
     )
 
 
-def without_script_secrets(script: ScriptSpec | None) -> ScriptSpec | None:
-    """Return the script with placeholders for secret arguments, safe to save."""
-    return None if script is None else msgspec.structs.replace(script, args=redact_arguments(script.args))
+def without_secrets(spec: RunSpec) -> RunSpec:
+    """Return the spec with placeholders for secret variables and arguments, safe to save."""
+    cluster = msgspec.structs.replace(spec.cluster, env=redact_env(spec.cluster.env))
+    args = redact_arguments(spec.script.args) if spec.script is not None else []
+    script = None if spec.script is None else msgspec.structs.replace(spec.script, args=args)
+    return msgspec.structs.replace(spec, cluster=cluster, script=script)
 
 
 def secret_warnings(spec: RunSpec) -> list[str]:
@@ -198,71 +197,6 @@ def with_hidden_secrets(decisions: list[EnvVar]) -> list[EnvVar]:
 
 def _is_secret(name: str, value: str) -> bool:
     return name == SCRIPT_ARGS or holds_secret(name, value)
-
-
-def is_interpreter(wanted: str) -> bool:
-    """Return whether ``cluster.python`` is an interpreter (``/opt/py/bin/python3.12``), not an environment's folder."""
-    path = Path(wanted)
-    return path.parent.name == "bin" and _INTERPRETER.fullmatch(path.name) is not None
-
-
-def needed_file(wanted: str) -> Path | None:
-    """Return the file that ``cluster.python`` needs; None for conda environments and images of a registry."""
-    if wanted.startswith(("conda:", "pyxis:")):
-        return None
-    path = Path(wanted).expanduser()
-    return path if is_interpreter(wanted) or is_container(wanted) else path / "bin" / "activate"
-
-
-def environment_commands(wanted: str | None, python: str) -> tuple[list[str], list[str]]:
-    """Return shell lines that activate the environment, and the command of its Python, outside of containers.
-
-    ``cluster.python`` is a virtual environment's folder, an interpreter, ``conda:NAME``, an Apptainer image (``.sif``),
-    or ``pyxis:IMAGE``, which srun enters itself. Slurm's driver runs outside of containers, because they lack srun and
-    scontrol.
-
-    Raises:
-        SpecError: the value cannot be written into a shell line.
-    """
-    if wanted is None:
-        return [], [python]
-    if any(ord(c) < 32 or ord(c) == 127 for c in wanted):
-        raise SpecError(
-            f"cluster.python: {wanted!r} has a line break or a control character, which a batch script cannot contain"
-        )
-    if is_container(wanted):
-        return [], [python]
-    if wanted.startswith("conda:"):
-        name = shlex.quote(wanted.removeprefix("conda:"))
-        return ['eval "$(conda shell.bash hook)"', f"conda activate {name}"], ["python"]
-    if is_interpreter(wanted):
-        return [], [str(Path(wanted).expanduser())]
-    return [f"source {shlex.quote(str(needed_file(wanted)))}"], ["python"]
-
-
-def in_environment(wanted: str | None, python: list[str]) -> list[str]:
-    """Return the command that starts a Python of `environment_commands` in its environment; Python arguments follow."""
-    lines, _ = environment_commands(wanted, "")
-    return ["bash", "-c", " && ".join([*lines, 'exec "$@"']), "bash", *python] if lines else python
-
-
-def working_directory(script: ScriptSpec) -> Path:
-    """Return the folder in which the ranks run the program."""
-    return Path(script.workdir).expanduser().absolute() if script.workdir else Path.cwd()
-
-
-def file_of_module(module: str, folder: Path) -> Path | None:
-    """Return the file that ``python -m MODULE`` runs if the module is in a folder; None if it is not."""
-    base = folder.joinpath(*module.split("."))
-    candidates = (base.with_name(f"{base.name}.py"), base / "__main__.py")
-    return next((path for path in candidates if path.is_file()), None)
-
-
-def program_file(script: ScriptSpec) -> Path | None:
-    """Return the program's file; None for a module that is not in the working directory, such as an installed one."""
-    if script.path is not None:
-        return Path(script.path).expanduser().absolute()
-    return file_of_module(script.module or "", working_directory(script))
 
 
 def command_line(script: ScriptSpec) -> str:

@@ -28,10 +28,10 @@ from allranks.spec.validation import (
     evaluation_problems,
     fields_of,
     mlp_problems,
+    model_problems,
     readable_error,
     record_class,
     require_sections,
-    router_problems,
     without_empty_sections,
 )
 from allranks.utils.inputs import FileTooLarge, is_stdin, read_input, read_regular
@@ -425,7 +425,7 @@ def _check_together(spec: RunSpec, where: str) -> None:
     for first, second in (("max_steps", "epochs"), ("grad_accum", "global_batch_size")):
         if getattr(spec.train, first) is not None and getattr(spec.train, second) is not None:
             problems.append(f"train.{first} and train.{second} are both set; set only one")
-    for rules in (adapter_problems, mlp_problems, router_problems, evaluation_problems):
+    for rules in (adapter_problems, mlp_problems, model_problems, evaluation_problems):
         problems += rules(spec)
     try:
         problems += _cluster_problems(spec.cluster)

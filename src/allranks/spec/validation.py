@@ -27,6 +27,7 @@ from allranks.spec.strategies import REGISTRY, strategy_hint
 from allranks.utils.text import did_you_mean
 
 # What people write in place of a section: its most important key's value.
+ATTENTIONS = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3")
 MAIN_KEYS = {
     "model": "name",
     "data": "source",
@@ -157,12 +158,18 @@ def adapter_problems(spec: RunSpec) -> list[str]:
     return problems
 
 
-def router_problems(spec: RunSpec) -> list[str]:
-    """Return a sentence if ``model.router_aux_loss`` is no coefficient."""
-    given = spec.model.router_aux_loss if spec.model is not None else "auto"
-    if given is True or (isinstance(given, float) and not 0 <= given < math.inf):
-        return [f"model.router_aux_loss is {str(given).lower()}: give auto, off, or a coefficient, such as 0.01"]
-    return []
+def model_problems(spec: RunSpec) -> list[str]:
+    """Return a sentence for each value of ``model`` that its type does not exclude."""
+    if spec.model is None:
+        return []
+    attention, coefficient, problems = spec.model.attention, spec.model.router_aux_loss, []
+    if coefficient is True or (isinstance(coefficient, float) and not 0 <= coefficient < math.inf):
+        given = str(coefficient).lower()
+        problems.append(f"model.router_aux_loss is {given}: give auto, off, or a coefficient, such as 0.01")
+    if not {"/", "|"} & set(attention) and attention not in ATTENTIONS:  # with a /, it is a kernel of the hub
+        hint = did_you_mean(attention, ATTENTIONS)
+        problems.append(f"model.attention: unknown value {attention!r}{hint} (known: {', '.join(ATTENTIONS)})")
+    return problems
 
 
 def mlp_problems(spec: RunSpec) -> list[str]:

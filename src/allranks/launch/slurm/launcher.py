@@ -14,8 +14,8 @@ import msgspec
 from allranks.errors import EXIT_ENVIRONMENT, AllranksError, EnvironmentNotAble
 from allranks.launch.launchers import Launcher
 from allranks.launch.slurm.script import render_batch_script, render_environment_test
+from allranks.nodes.rank_command import environment_commands, in_environment
 from allranks.planning import rank_environment
-from allranks.planning.rank_environment import environment_commands, in_environment
 from allranks.planning.records import LaunchPlan
 from allranks.planning.slurm_request import gpus_requested, partition_requested
 from allranks.rundir.files import open_append, read_record, write_json, write_text_atomic
@@ -106,7 +106,8 @@ class SlurmLauncher(Launcher):
 
     def write_files(self, run: RunDir, spec: RunSpec, plan: LaunchPlan) -> None:
         """Write ``job.sbatch``, and make the job's log."""
-        write_text_atomic(run.sbatch, render_batch_script(spec, plan, run, sys.executable))
+        script = render_batch_script(spec, plan, run, sys.executable)
+        write_text_atomic(run.sbatch, script)
         os.close(open_append(run.logs / "slurm.log"))  # Slurm appends to it, and would make it with the job's umask
 
     def prepare(self, run: RunDir, spec: RunSpec) -> list[str]:

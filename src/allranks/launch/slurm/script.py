@@ -7,10 +7,11 @@ import re
 import shlex
 
 from allranks.errors import SpecError
-from allranks.planning.rank_environment import environment_commands, needed_file, public_variables
+from allranks.nodes.rank_command import environment_commands, needed_file
+from allranks.planning.rank_environment import public_variables
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.paths import RunDir
-from allranks.spec.records import RunSpec
+from allranks.spec.records import ClusterSpec, RunSpec
 
 VARIABLE_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 
@@ -21,20 +22,22 @@ def render_batch_script(spec: RunSpec, plan: LaunchPlan, run: RunDir, python: st
     Raises:
         SpecError: a value cannot be quoted safely (a line break, a control character, an invalid variable name).
     """
+    options = sbatch_options(spec, plan, run)
+    activate, launcher = environment_commands(spec.cluster.python, python)
     exports = sorted(public_variables(plan.environment).items())
     for name, value in exports:
         if not VARIABLE_NAME.match(name):
             raise SpecError(f"cluster.env.{name}: not a valid name of an environment variable")
         _one_line(f"cluster.env.{name}", value)
-    _, launcher = environment_commands(spec.cluster.python, python)
     what = plan.strategy if plan.batch else "your own program"
     return _render(
-        spec,
+        spec.cluster,
+        activate=activate,
         title=(
             f"allranks run {run.name}: {_count_text(plan.world_size, 'rank')} on "
             f"{_count_text(len(plan.nodes), 'node')}, {what}"
         ),
-        options=sbatch_options(spec, plan, run),
+        options=options,
         verdict=str(run.driver),
         exports=exports,
         command=[*launcher, "-m", "allranks.launch.driver", str(run.root)],
@@ -50,10 +53,12 @@ def render_environment_test(spec: RunSpec) -> str | None:
     cluster = spec.cluster
     if not (cluster.modules or cluster.setup or cluster.python):
         return None
-    return _render(spec, title="allranks doctor", options=[], verdict="/dev/null", exports=[], command=["true"])
+    activate, _ = environment_commands(cluster.python, "")
+    nothing: dict[str, object] = {"options": [], "exports": [], "verdict": "/dev/null", "command": ["true"]}
+    return _render(cluster, activate=activate, title="allranks doctor", **nothing)
 
 
-def _render(spec: RunSpec, **values: object) -> str:
+def _render(cluster: ClusterSpec, **values: object) -> str:
     import jinja2  # takes long, and not every plan has a script
 
     loader = jinja2.PackageLoader(
@@ -64,16 +69,14 @@ def _render(spec: RunSpec, **values: object) -> str:
     )
     jinja.trim_blocks = jinja.lstrip_blocks = True
     jinja.filters["q"] = shlex.quote
-    activate, _ = environment_commands(spec.cluster.python, "")
     return jinja.get_template("job.sbatch.j2").render(
-        modules=_modules(spec.cluster.modules),
+        modules=_modules(cluster.modules),
         no_modules=_json_text(
-            f"cluster.modules {', '.join(spec.cluster.modules)}: the job's first node has no `module` command; remove "
+            f"cluster.modules {', '.join(cluster.modules)}: the job's first node has no `module` command; remove "
             "the list, or load the system's start-up file in cluster.setup"
         ),
-        setup=spec.cluster.setup,
-        activate=activate,
-        environment=_environment_file(spec.cluster.python),
+        setup=cluster.setup,
+        environment=_environment_file(cluster.python),
         **values,
     )
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from allranks.nodes.checks import NodeSurvey, each_node, failed_check, passed_check
+from allranks.nodes.rank_command import program_file, working_directory
 from allranks.nodes.records import Check, NodeRequirements, Probe
-from allranks.planning.rank_environment import program_file, working_directory
 from allranks.spec.records import RunSpec, ScriptSpec
 from allranks.spec.validation import is_container
 from allranks.utils.inputs import read_text

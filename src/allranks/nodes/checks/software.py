@@ -223,7 +223,7 @@ def offline_variable(environment: Mapping[str, str]) -> str:
 
 
 def ask_hub_names(spec: RunSpec, base_folder: Path, required: NodeRequirements) -> NodeRequirements:
-    """Add each name's cache folders and the hub's address; for the local launcher `check_hub` asks the hub itself."""
+    """Add each name's cache folders and the hub's address; for the local launcher `check_sources` asks it."""
     from allranks.nodes.probes.probe import is_cached  # `hub_names` is used without it
 
     if spec.cluster.launched_by.runs_here:

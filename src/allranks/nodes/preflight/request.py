@@ -1,33 +1,27 @@
-"""Check on the launcher's machine, before contacting nodes: the request, and what `run` and `doctor` need. No torch.
+"""Check a request on the launcher's machine, before contacting nodes. No torch.
 
 `check_request` reads the spec, the model's config, tokenizer and headers, and the first row of the data: less than a
-second. `check_rows` converts every row, as the ranks will. `run` and `doctor` call `check_start`, for all checks here.
+second. `check_rows` converts every row, as the ranks will. `launch.preview.check_start` calls the others, for `run` and
+`doctor`.
 """
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator
-from importlib.machinery import PathFinder
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
-import msgspec
-
 from allranks.errors import DataError, EnvironmentNotAble, SpecError
 from allranks.nodes.checks.software import HUB, hub_names, offline_variable
-from allranks.nodes.preflight.requirements import local_report, node_requirements, require_interpreter
-from allranks.nodes.records import PreflightReport, require
-from allranks.planning.model_checks import trains_classifier
-from allranks.planning.rank_environment import (
-    file_of_module,
+from allranks.nodes.rank_command import (
+    missing_program_paths,
     needed_file,
     program_file,
-    script_arguments,
-    working_directory,
+    require_interpreter,
+    require_program,
 )
-from allranks.planning.records import LaunchPlan
+from allranks.planning.model_checks import trains_classifier
+from allranks.planning.rank_environment import script_arguments
 from allranks.spec import data_sources
 from allranks.spec.data_rows import eval_data, naming_source, read_examples
 from allranks.spec.data_sources import parts_of, source_of
@@ -37,19 +31,20 @@ from allranks.spec.records import DataSpec, RunSpec, ScriptSpec
 from allranks.spec.validation import is_container
 from allranks.utils.filesystem import hf_home
 from allranks.utils.inputs import read_text
-from allranks.utils.machine import MachineFacts
 from allranks.utils.safetensors_files import stored_tensors
 from allranks.version import __version__
 
 MAX_ROW_BYTES = 64 << 20
 """Limit for `check_rows`: reading more takes seconds. The rows of larger files are checked on the ranks."""
-TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model", "*.tiktoken", "merges.txt", "tekken.json")
 TIMEOUT_S = 5.0
 
 
-def check_request(spec: RunSpec) -> None:
+def check_request(spec: RunSpec) -> bool | None:
     """Refuse what is invalid on any machine: an unknown or unsuitable model, a missing or empty data file, a missing
     column.
+
+    Returns:
+        Whether the model is trained as a classifier; None if that is unknown.
 
     Raises:
         SpecError, DataError: with the key and the fix.
@@ -57,15 +52,14 @@ def check_request(spec: RunSpec) -> None:
     if spec.cluster.python is not None and spec.cluster.launched_by.runs_here:
         require_interpreter(spec.cluster.python)
     if spec.script is not None and spec.cluster.launched_by.runs_here:
-        _check_script(spec.script, spec.cluster.python)
+        require_program(spec.script, spec.cluster.python)
     if spec.script is not None:
         _check_source(spec.script, spec.cluster.python)
         script_arguments(spec.script, dict(os.environ))
     if spec.model is not None and is_mlp(spec.model.name):
-        return  # it uses noise, by the rules of the spec
+        return None  # it uses noise, by the rules of the spec
     if spec.model is not None and not spec.model.name.startswith("tiny:"):
         check_model_folder(spec.model.name)
-        _check_model_files(spec.model.name)
     classifier = trains_classifier(spec)
     if spec.data is not None:
         for number, part in enumerate(parts_of(spec.data)):
@@ -76,57 +70,7 @@ def check_request(spec: RunSpec) -> None:
             _check_data(spec, eval_data(spec), classifier)
         except DataError as error:
             raise DataError(str(error).replace("data.source", "eval.source")) from None
-
-
-def _check_model_files(name: str) -> None:
-    """Refuse a local folder whose weights are pickles or damaged, or that has no tokenizer; a folder with only a config
-    can be planned.
-
-    Raises:
-        SpecError, EnvironmentNotAble: names the file.
-    """
-    folder = Path(name).expanduser()
-    if not folder.is_dir() or not any(folder.glob("*.safetensors*")):
-        return
-    stored_tensors(folder, name)
-    if not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
-        raise SpecError(
-            f"model.name {name}: this folder has weights but no tokenizer (tokenizer.json, tokenizer.model or "
-            "vocab.*); copy the tokenizer's files of the same model into it"
-        )
-
-
-def check_weights(spec: RunSpec) -> None:
-    """Refuse a local folder with a config and no weights, which can be planned, but not run.
-
-    Raises:
-        SpecError, EnvironmentNotAble: as `stored_tensors`.
-    """
-    name = spec.model.name if spec.model is not None else ""
-    folder = Path(name).expanduser()
-    if name and not is_mlp(name) and not name.startswith("tiny:") and (folder / "config.json").is_file():
-        stored_tensors(folder, name)
-
-
-def _check_script(script: ScriptSpec, python: str | None) -> None:
-    """Refuse a program or a working directory that this machine does not have."""
-    for _, problem in missing_program_paths(script):
-        raise SpecError(problem)
-    folder, module = working_directory(script), script.module or ""
-    if script.path is not None or python is not None:
-        return
-    if file_of_module(module, folder) is not None:
-        return
-    if folder.joinpath(*module.split("."), "__init__.py").is_file():
-        raise SpecError(
-            f"script.module {module}: this package in {folder} has no __main__.py, so it cannot be started; name one "
-            f"of its modules, such as {module}.train"
-        )
-    if not _is_installed(module):
-        raise SpecError(
-            f"script.module {module}: there is no such module in {folder}, the program's working directory, and no "
-            "installed package has it, or it has no __main__.py; set script.workdir to the folder that contains it"
-        )
+    return classifier
 
 
 def _check_source(script: ScriptSpec, python: str | None) -> None:
@@ -135,33 +79,6 @@ def _check_source(script: ScriptSpec, python: str | None) -> None:
     path = program_file(script)
     if path is not None and path.is_file() and (problem := source_problem(script, path, same_python=python is None)):
         raise SpecError(problem)
-
-
-def missing_program_paths(script: ScriptSpec) -> Iterator[tuple[Path, str]]:
-    """Yield a program's working directory and file, as in the spec, that this machine lacks, each with a message."""
-    folder = working_directory(script)
-    if script.workdir is not None and not folder.is_dir():
-        problem = f"script.workdir {folder}: there is no such folder; current folder: {Path.cwd()}"
-        yield Path(script.workdir).expanduser(), problem
-    if script.path is None or (path := Path(script.path).expanduser()).is_file():
-        return
-    what = "this is a folder" if path.is_dir() else "there is no such file"
-    hint = (
-        f"; {folder / path} exists: script.path does not depend on script.workdir" if (folder / path).is_file() else ""
-    )
-    yield path, f"script.path {path}: {what}; current folder: {Path.cwd()}{hint}"
-
-
-def _is_installed(module: str) -> bool:
-    """Return whether a folder of this interpreter's packages has a module that can be started; nothing is imported."""
-    top, *rest = module.split(".")
-    if top in sys.builtin_module_names:
-        return True
-    module_spec = PathFinder.find_spec(top)
-    if module_spec is None or module_spec.submodule_search_locations is None:
-        return module_spec is not None and not rest
-    folders = [Path(folder) for folder in module_spec.submodule_search_locations]
-    return any(file_of_module(".".join(rest) or "__main__", folder) is not None for folder in folders)
 
 
 def _check_data(spec: RunSpec, data: DataSpec, classifier: bool | None) -> None:
@@ -186,10 +103,13 @@ def _check_data(spec: RunSpec, data: DataSpec, classifier: bool | None) -> None:
         choose_template(data, rows, classifier=classifier is True)
 
 
-def check_rows(spec: RunSpec) -> None:
+def check_rows(spec: RunSpec, classifier: bool | None) -> None:
     """Read and convert all rows of local files as the ranks will, to find unusable rows before they start.
 
     A file above `MAX_ROW_BYTES`, and one that this machine does not see, is left to the ranks.
+
+    Args:
+        classifier: the answer of `check_request`.
 
     Raises:
         DataError: names the row.
@@ -197,7 +117,6 @@ def check_rows(spec: RunSpec) -> None:
     data = spec.data
     if data is None or spec.model is None or is_mlp(spec.model.name):
         return
-    classifier = trains_classifier(spec)
     sources = [source_of(part) for part in parts_of(data)] + ([spec.eval.source] if spec.eval.source else [])
     own = [source for source in sources if not source.startswith("builtin:")]
     if classifier is None or not own or not all(map(data_sources.looks_like_file, own)):
@@ -210,14 +129,20 @@ def check_rows(spec: RunSpec) -> None:
         read_examples(spec, classifier=classifier)
 
 
-def check_hub(spec: RunSpec) -> None:
-    """Ask the hub if the ranks run on this machine. Nodes of a cluster may see another network.
+def check_sources(spec: RunSpec) -> None:
+    """Refuse what the ranks could not load: a name of the hub, or a folder with a config and no weights.
+
+    The hub is asked only if the ranks run on this machine: nodes of a cluster may see another network.
 
     Raises:
-        SpecError, EnvironmentNotAble: as `ask_hub`.
+        SpecError, EnvironmentNotAble: as `ask_hub` and `stored_tensors`.
     """
     if spec.cluster.launched_by.runs_here:
         ask_hub(spec)
+    name = spec.model.name if spec.model is not None else ""
+    folder = Path(name).expanduser()
+    if name and not is_mlp(name) and not name.startswith("tiny:") and (folder / "config.json").is_file():
+        stored_tensors(folder, name)
 
 
 def ask_hub(spec: RunSpec) -> None:
@@ -280,48 +205,6 @@ def _token() -> str:
         return read_text(Path(os.environ.get("HF_TOKEN_PATH") or hf_home() / "token"), 4096).strip()
     except (OSError, ValueError):
         return ""
-
-
-def check_start(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, *, required: bool = True) -> PreflightReport:
-    """Return the report on this machine.
-
-    Args:
-        required: refuse to continue if the report has a failed check; False where the caller shows these checks itself.
-
-    Raises:
-        SpecError, DataError: the program is not where the spec says, the hub does not know a name, or a row cannot be
-        used.
-        EnvironmentNotAble: this machine lacks something.
-    """
-    check_paths(spec)
-    check_weights(spec)
-    report = local_report(spec, plan, facts, Path(spec.run_root))
-    if required:
-        require(report)
-    check_hub(spec)
-    check_rows(spec)
-    if required and spec.cluster.launched_by.runs_here:
-        return _with_node_checks(report, spec, plan)
-    return report
-
-
-def _with_node_checks(report: PreflightReport, spec: RunSpec, plan: LaunchPlan) -> PreflightReport:
-    """Return the report with the checks that ``doctor`` makes of a node that runs ranks; a port is chosen when they
-    start.
-
-    Raises:
-        EnvironmentNotAble: a check failed that blocks a run.
-    """
-    from allranks.nodes.preflight.runner import TargetNodes, require_usable_nodes, run_preflight  # with all checks
-
-    run_root = Path(spec.run_root)
-    preflight = run_preflight(
-        TargetNodes(), spec, plan, run_root, required=node_requirements(spec, run_root, imports=False)
-    )
-    require_usable_nodes(preflight.reports)
-    more = [check for one in preflight.reports for check in one.checks]
-    names = {check.name for check in more}
-    return msgspec.structs.replace(report, checks=[*(c for c in report.checks if c.name not in names), *more])
 
 
 def check_paths(spec: RunSpec) -> None:

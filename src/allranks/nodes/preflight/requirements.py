@@ -7,7 +7,6 @@ ID, so that all nodes use the same one.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import shutil
 import sys
@@ -18,16 +17,9 @@ from pathlib import Path
 
 import msgspec
 
-from allranks.errors import EnvironmentNotAble, SpecError
+from allranks.nodes.rank_command import InterpreterFacts, ask_interpreter, node_python, program_file
 from allranks.nodes.records import Check, NodeRequirements, PreflightReport, RequiredFolder
 from allranks.planning import memory
-from allranks.planning.rank_environment import (
-    environment_commands,
-    in_environment,
-    is_interpreter,
-    needed_file,
-    program_file,
-)
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.checkpoints import missing_room
 from allranks.spec.data_sources import looks_like_file, parts_of
@@ -37,23 +29,11 @@ from allranks.spec.validation import is_container
 from allranks.utils.filesystem import FREE_SPACE, PACKAGE_FOLDER
 from allranks.utils.machine import MachineFacts
 from allranks.utils.text import format_bytes_word
-from allranks.version import __version__
 
 LOWEST_PORT, EPHEMERAL_PORTS = 20_000, 32_768
 PORT_CANDIDATES = 4
 TRAINING_PACKAGES = ["torch", "transformers", "tokenizers", "safetensors", "numpy"]
 MIN_FREE_BYTES = 64 * 2**20
-ANSWER_S = 60.0
-_QUESTION = """
-import importlib.util, json, sys
-names = sys.argv[1:]
-try:
-    from allranks.version import __version__ as version
-except ImportError:
-    version = None
-missing = [name for name in names if importlib.util.find_spec(name) is None]
-print(json.dumps({"python": sys.executable, "allranks": version, "missing": missing}))
-"""
 
 
 def rendezvous_port(job_id: str | int, attempt: int = 0) -> int:
@@ -107,7 +87,7 @@ def node_requirements(
 
     here = here or Path.cwd()
     required = NodeRequirements(
-        python=node_python(spec),
+        python=node_python(spec.cluster.python),
         packages=list(required_packages(spec)),
         imports=needed_packages(spec) if imports else [],
         folders=_folders(spec, run_root, here),
@@ -116,19 +96,6 @@ def node_requirements(
     for ask in ASKS:
         required = ask(spec, here, required)
     return required
-
-
-def node_python(spec: RunSpec) -> str:
-    """Return the interpreter that the nodes must have: that of ``cluster.python`` if it is a path, else the current
-    one.
-
-    Containers bring their own, and what conda activates is only known inside the job.
-    """
-    wanted = spec.cluster.python
-    if wanted is None or is_container(wanted) or wanted.startswith("conda:"):
-        return sys.executable
-    path = Path(wanted).expanduser().absolute()
-    return str(path if is_interpreter(wanted) else path / "bin" / "python")
 
 
 def _folders(spec: RunSpec, run_root: Path, here: Path) -> list[RequiredFolder]:
@@ -202,7 +169,7 @@ def write_nonces(required: NodeRequirements) -> Iterator[tuple[NodeRequirements,
             path.unlink(missing_ok=True)
 
 
-def local_report(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, run_root: Path) -> PreflightReport:
+def local_report(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, fit: memory.Fit) -> PreflightReport:
     """Return every check of this machine. Its packages do not count where nodes run the ranks with their own Python."""
     own_ranks, same_python = spec.cluster.launched_by.runs_here, spec.cluster.python is None
     installed_by = required_packages(spec)
@@ -211,8 +178,7 @@ def local_report(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, run_root:
     checks = [
         Check(name="python", ok=True, found=".".join(map(str, sys.version_info[:3]))),
         *([_packages(installed_by, ranks_python)] if own_ranks or same_python else []),
-        _disk(spec, plan, facts, run_root),
-        _writable(run_root),
+        *_run_root_checks(spec, plan, fit),
         Check(name="threads", ok=True, found=f"{plan.procs_per_node}x{threads}/{facts.cpus}-cores"),
     ]
     return PreflightReport(host=facts.host, checks=checks)
@@ -241,88 +207,34 @@ def _packages(installed_by: dict[str, str], there: InterpreterFacts | None) -> C
     )
 
 
-def _disk(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, run_root: Path) -> Check:
-    folder = existing_folder(run_root)
-    free = shutil.disk_usage(folder).free
-    problem = f"{run_root} has less than {MIN_FREE_BYTES >> 20} MiB free" if free <= MIN_FREE_BYTES else ""
-    if not problem and spec.model is not None:
-        need = spec.checkpoint.least_bytes(memory.saved_bytes(memory.fit(spec, plan, facts), spec, plan))
-        if problem := missing_room(folder, need):
-            problem += f", and the first checkpoint does not fit; {FREE_SPACE}, or save less (checkpoint.mode)"
-    return Check(name="disk", ok=not problem, found=f"{format_bytes_word(free)}-free", cure=problem)
-
-
-def _writable(run_root: Path) -> Check:
+def _run_root_checks(spec: RunSpec, plan: LaunchPlan, fit: memory.Fit) -> tuple[Check, Check]:
+    """Return whether the disk of the run root has room for the first checkpoint, and whether it can be written."""
     import tempfile
 
-    folder = existing_folder(run_root)
-    error = ""
+    folder, error, problem = existing_folder(Path(spec.run_root)), "", ""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"x" * 4096)  # a full disk fails only then
-    except OSError as problem:
-        error = problem.strerror or str(problem)
-    return Check(
+    except OSError as failure:
+        error = failure.strerror or str(failure)
+    free = shutil.disk_usage(folder).free
+    if free <= MIN_FREE_BYTES:
+        problem = f"{spec.run_root} has less than {MIN_FREE_BYTES >> 20} MiB free"
+    elif spec.model is not None:
+        need = spec.checkpoint.least_bytes(memory.saved_bytes(fit, spec, plan))
+        if problem := missing_room(folder, need):
+            problem += f", and the first checkpoint does not fit; {FREE_SPACE}, or save less (checkpoint.mode)"
+    disk = Check(name="disk", ok=not problem, found=f"{format_bytes_word(free)}-free", cure=problem)
+    cannot = f"run_root {spec.run_root}: cannot create a run folder there: {error}"
+    run = Check(
         name="run",
         ok=not error,
         found=f"READ-ONLY({folder})" if error else "rw",
-        cure=f"run_root {run_root}: cannot create a run folder there: {error}; choose another with --set run_root=FOLDER",
+        cure=f"{cannot}; choose another with --set run_root=FOLDER",
     )
+    return disk, run
 
 
 def stamp() -> str:
     """Return the current time for display."""
     return time.strftime("%Y-%m-%d %H:%M:%S")
-
-
-class InterpreterFacts(msgspec.Struct, frozen=True):
-    """What an interpreter has: its path, the version of allranks (None without), and which packages it lacks."""
-
-    python: str
-    allranks: str | None
-    missing: list[str]
-
-
-def require_interpreter(wanted: str) -> None:
-    """Refuse a ``cluster.python`` that this machine does not have, without starting it.
-
-    Raises:
-        SpecError: names the key and the file.
-    """
-    path = needed_file(wanted)
-    if path is not None and not path.is_file():
-        raise SpecError(f"cluster.python {wanted}: there is no {path}; create the environment, or name another one")
-    for prefix, program in (("conda:", "conda"), ("", "apptainer")):
-        if (wanted.startswith(prefix) if prefix else is_container(wanted)) and shutil.which(program) is None:
-            raise SpecError(f"cluster.python {wanted}: there is no command {program} on this machine")
-
-
-def ask_interpreter(wanted: str, packages: Sequence[str]) -> InterpreterFacts:
-    """Start the interpreter and return what it has.
-
-    Args:
-        packages: names to look for, which are not imported.
-
-    Raises:
-        EnvironmentNotAble: it cannot be started, or it has no allranks or another version of it.
-    """
-    import subprocess
-
-    _, python = environment_commands(wanted, "")
-    command = [*in_environment(wanted, python), "-c", _QUESTION, *packages]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise EnvironmentNotAble(f"cluster.python {wanted} cannot be started: {error}") from None
-    try:
-        facts = msgspec.convert(json.loads(done.stdout.strip().splitlines()[-1]), InterpreterFacts)
-    except (ValueError, IndexError, msgspec.ValidationError):
-        said = (done.stderr.strip().splitlines() or [f"it ended with exit code {done.returncode}"])[-1]
-        raise EnvironmentNotAble(f"cluster.python {wanted} cannot be used: {said}") from None
-    if facts.allranks != __version__:
-        has = f"has allranks {facts.allranks}, not {__version__}" if facts.allranks else "has no allranks"
-        raise EnvironmentNotAble(
-            f"cluster.python {wanted} {has}, which must start the ranks; install this version there: {facts.python} -m "
-            f"pip install allranks=={__version__}"
-        )
-    return facts

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks.errors import DataError, EnvironmentNotAble, SpecError
-from allranks.planning.rank_environment import program_file, working_directory
+from allranks.nodes.rank_command import program_file, working_directory
 from allranks.rundir.files import read_json
 from allranks.spec.data_sources import data_files, is_pattern, looks_like_file, parts_of, source_of
 from allranks.spec.records import DataSpec, RunSpec, ScriptSpec

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from allranks.errors import EnvironmentNotAble
+from allranks.launch.preview import PreparedRun, check_start
 from allranks.nodes.network.facts import facts_of_nodes, policy_for_nodes
 from allranks.nodes.network.traffic import NetworkOutcome
 from allranks.nodes.preflight import link_tests
@@ -23,14 +24,11 @@ from allranks.nodes.preflight.link_tests import (
     slow_pair_summary,
     slow_pairs,
 )
-from allranks.nodes.preflight.request import check_start
 from allranks.nodes.preflight.runner import PreflightResult, TargetNodes, exclude_nodes, run_preflight, unusable_nodes
-from allranks.planning import memory
 from allranks.planning.network_policy import NetworkPolicy
 from allranks.planning.planner import network_job
 from allranks.planning.records import LaunchPlan
 from allranks.spec.records import RunSpec
-from allranks.utils.machine import MachineFacts, machine_facts
 
 Log = Callable[[str], None]
 
@@ -97,43 +95,39 @@ def _with(record: msgspec.Struct, *properties: str) -> dict[str, Any]:
 
 
 def doctor(
-    spec: RunSpec,
+    prepared: PreparedRun,
     request: DoctorOptions,
     nodes: AbstractContextManager[tuple[TargetNodes, list[str]]],
     say: Log,
-    *,
-    facts: MachineFacts,
 ) -> DoctorReport:
     """Check the nodes that the spec would use, as far as they can be reached from here.
 
     Args:
         nodes: returns the nodes, and notes for the reader (`launch.launchers.Launcher.nodes_to_examine`); entered once
         the spec is planned.
-        facts: facts about this machine and the partition for the plan (`launch.preview.planning_facts`).
 
     Raises:
         SpecError, DataError: Slurm refuses account, partition or resources; or `check_start` refuses the spec, as for a
         run.
         EnvironmentNotAble: this machine lacks something, Slurm does not answer, or the nodes are not free.
     """
-    plan = memory.make_plan(spec, facts)
-    if spec.model is not None and not plan.device_is_provisional:
-        plan = msgspec.structs.replace(plan, rank_memory_bytes=memory.known_bytes(memory.fit(spec, plan, facts)))
-    check_start(spec, plan, facts, required=not spec.cluster.launched_by.runs_here)
+    plan = prepared.plan_with_memory
+    check_start(prepared, plan, required=not prepared.spec.cluster.launched_by.runs_here)
     with nodes as (where, notes):
-        return _run(where, spec, plan, request, [*plan.warnings, *notes], say)
+        return _run(where, prepared, plan, request, [*plan.warnings, *notes], say)
 
 
 def _run(
-    where: TargetNodes, spec: RunSpec, plan: LaunchPlan, request: DoctorOptions, notes: list[str], say: Log
+    where: TargetNodes, prepared: PreparedRun, plan: LaunchPlan, request: DoctorOptions, notes: list[str], say: Log
 ) -> DoctorReport:
+    spec = prepared.spec
     preflight = run_preflight(where, spec, plan, Path(spec.run_root), imports=request.imports)
     excluded: list[str] = []
     ok = preflight.ok
     if not ok and request.exclude_bad and where.programs_only:
         notes = [*notes, "hosts that fail are left out by their removal from cluster.hosts"]
     elif not ok and request.exclude_bad and where.hosts:
-        preflight, excluded, note = _without_bad_nodes(where, spec, plan, preflight)
+        preflight, excluded, note = _without_bad_nodes(where, prepared, plan, preflight)
         notes = [*notes, note]
         ok = bool(excluded)
         where = msgspec.structs.replace(where, hosts=[h for h in where.hosts if h not in excluded])
@@ -198,16 +192,16 @@ def _policy(spec: RunSpec, plan: LaunchPlan, preflight: PreflightResult) -> Netw
 
 
 def _without_bad_nodes(
-    where: TargetNodes, spec: RunSpec, plan: LaunchPlan, preflight: PreflightResult
+    where: TargetNodes, prepared: PreparedRun, plan: LaunchPlan, preflight: PreflightResult
 ) -> tuple[PreflightResult, list[str], str]:
     """Check the other nodes again: a bad node may have hidden other failures. Verdicts on bad nodes are kept."""
     bad = preflight.bad_hosts
     try:
-        smaller = exclude_nodes(spec, bad, machine_facts())
+        smaller = exclude_nodes(prepared.spec, bad, prepared.facts)
     except EnvironmentNotAble as error:
         return preflight, [], str(error)
     rest = msgspec.structs.replace(where, hosts=[host for host in where.hosts if host not in bad])
-    again = run_preflight(rest, smaller, plan, Path(spec.run_root), imports=False)
+    again = run_preflight(rest, smaller, plan, Path(smaller.run_root), imports=False)
     shown = [report for report in preflight.reports if report.host in bad]
     merged = msgspec.structs.replace(again, reports=[*again.reports, *shown])
     if not again.ok:
