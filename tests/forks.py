@@ -23,10 +23,7 @@ import pytest
 from tests import sampling
 
 SHARE_A_RUN = {
-    *(
-        f"tests/dist/test_{name}.py"
-        for name in ("best", "exact_resume", "export", "failures_a", "failures_b", "run", "smoke")
-    ),
+    *(f"tests/dist/test_{name}.py" for name in ("best", "failures_a", "failures_b", "run")),
     "tests/cluster/test_preemption.py",
     "tests/chaos/test_chaos.py::test_a_fault_under_slurm",
 }

@@ -1,9 +1,4 @@
-"""Runs one case: starts the command, waits for the phase, does what the case says, and looks at what came of it.
-
-Only the command line, processes by their command lines, Slurm's own commands and documented files are used.
-"""
-
-from __future__ import annotations
+"""Runs one case: starts the command, waits for the phase, does what the case says, and looks at what came of it."""
 
 import json
 import os
@@ -13,10 +8,13 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +22,167 @@ import msgspec
 import psutil
 import yaml
 
+from allranks.lab.cluster import Box, BoxOptions, down, up
+from allranks.lab.cluster.box import box_names
 from allranks.lab.cluster.faults import heal, inject
+from allranks.nodes.slurm.endpoints import NAME_VARIABLE
 from tests.chaos.cases import SAVE_EVERY, Action, Case
-from tests.chaos.places import Cluster, Place, case_folder, end_processes, machine, processes
-from tests.conftest import REPO, tiny_spec, write_rows
-from tests.dist.harness import ALLRANKS
+from tests.conftest import REPO
+from tests.dist.harness import ALLRANKS, fill_disk, rows_spec
 
-HERE = Path(__file__).parent
-PLANTED = HERE / "planted"
+TEMPORARY = ("tmp", "dev/shm")
+NOT_OURS = ("torchinductor_", "munge", "slurm")
+BLOCKER = "blocker"
+
+
+class Place:
+    """What the command's words are prefixed with, and which temporary files a run has left."""
+
+    box: Box | None = None
+
+    def prefix(self, folder: Path) -> list[str]:
+        return []
+
+    def environment(self) -> dict[str, str]:
+        return {}
+
+    def roots(self) -> list[Path]:
+        return []
+
+    def temporary(self) -> set[str]:
+        found = set()
+        for root in self.roots():
+            for folder in TEMPORARY:
+                if (root / folder).is_dir():
+                    names = (entry.name for entry in (root / folder).iterdir())
+                    found |= {f"/{folder}/{name} in {root}" for name in names if not name.startswith(NOT_OURS)}
+        return found
+
+    def jobs(self) -> list[str]:
+        """Jobs in the queue, but for the one that only keeps the nodes busy."""
+        return []
+
+
+class Machine(Place):
+    """This machine. As root, commands run in a mount namespace whose /tmp and /dev/shm are their own."""
+
+    def __init__(self) -> None:
+        self._holder: subprocess.Popen[str] | None = None
+        needed = (sys.prefix, sys.base_prefix, str(REPO))
+        if os.geteuid() or any(Path(p).resolve().is_relative_to("/tmp") for p in needed):  # noqa: S108 - hidden
+            return
+        mounts = "mount -t tmpfs none /tmp && mount -t tmpfs none /dev/shm && echo ready && exec sleep 3600"
+        words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", mounts]
+        self._holder = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        assert self._holder.stdout is not None
+        if self._holder.stdout.readline().strip() != "ready":
+            self._holder.kill()
+            self._holder = None
+
+    def prefix(self, folder: Path) -> list[str]:
+        words = ["nsenter", f"--mount=/proc/{self._holder.pid}/ns/mnt", "env", "--chdir"] if self._holder else []
+        return [*words, str(folder)] if words else []
+
+    def roots(self) -> list[Path]:
+        return [Path(f"/proc/{self._holder.pid}/root")] if self._holder else []
+
+    def close(self) -> None:
+        if self._holder:
+            self._holder.kill()
+            self._holder.wait(timeout=10)
+
+
+class Cluster(Place):
+    def __init__(self, box: Box) -> None:
+        self.box: Box = box
+
+    def environment(self) -> dict[str, str]:
+        return {NAME_VARIABLE: self.box.name}
+
+    def roots(self) -> list[Path]:
+        return [Path(f"/proc/{pid}/root") for name, pid in self.box.inits().items() if name != self.box.plan.login]
+
+    def temporary(self) -> set[str]:
+        # /dev/shm is this machine's, where others work meanwhile
+        return {name for name in super().temporary() if name.startswith("/tmp/") or "allranks" in name}  # noqa: S108
+
+    def jobs(self) -> list[str]:
+        shown = self.box.run(["squeue", "--noheader", "--format=%i %j %T"], cwd="/").stdout.splitlines()
+        return [line.strip() for line in shown if line.strip() and line.split()[1] != BLOCKER]
+
+    def block(self) -> None:
+        words = ["sbatch", "--parsable", f"--job-name={BLOCKER}", "--nodes=3", "--exclusive", "--output=/dev/null"]
+        done = self.box.run([*words, "--wrap", "sleep 600"], cwd="/")
+        assert done.returncode == 0, done.stderr
+
+    def job_record(self, job: str) -> dict[str, str]:
+        shown = self.box.run(["scontrol", "--oneliner", "show", "job", job], cwd="/").stdout
+        return dict(word.split("=", 1) for word in shown.split() if "=" in word)
+
+    def clear(self, limit_s: float = 40.0) -> None:
+        """Kill all jobs, also those that would go back to the queue, and wait until they have gone."""
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            jobs = self.box.run(["squeue", "--noheader", "--format=%i"], cwd="/").stdout.split()
+            if not jobs:
+                return
+            for job in jobs:
+                self.box.run(["scontrol", "update", f"JobId={job}", "Requeue=0"], cwd="/")
+                self.box.run(["scancel", "--signal=KILL", "--full", job], cwd="/")
+                self.box.run(["scancel", job], cwd="/")
+            time.sleep(1.0)
+
+
+@contextmanager
+def cluster() -> Iterator[Cluster]:
+    for name in box_names():
+        word, _, pid = name.partition("-")
+        if word == "chaos" and pid.isdigit() and not psutil.pid_exists(int(pid)):
+            down(name)
+    box = up(BoxOptions(name=f"chaos-{os.getpid()}", nodes=3, conf=("KillWait=15",)))
+    try:
+        yield Cluster(box)
+    finally:
+        down(box.name)
+
+
+@contextmanager
+def case_folder(*, small_disk: bool) -> Iterator[Path]:
+    """A folder that every node sees; with `small_disk` its ``runs`` is a file system of 128 MiB."""
+    folder = Path(tempfile.mkdtemp(prefix="allranks-chaos-", dir="/var/tmp"))
+    folder.chmod(0o755)
+    runs = folder / "runs"
+    runs.mkdir()
+    try:
+        if small_disk:
+            words = ["mount", "-t", "tmpfs", "-o", "size=128m", "none", str(runs)]
+            subprocess.run(words, check=True, capture_output=True, timeout=10)
+        yield folder
+    finally:
+        end_processes(folder)
+        if small_disk:
+            subprocess.run(["umount", "--lazy", str(runs)], timeout=10, check=False)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def processes(folder: Path, module: str = "") -> list[psutil.Process]:
+    """Python processes that were started with a path in `folder`, in order of their start; `module` narrows them."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "create_time"]):
+        words = process.info["cmdline"] or []
+        wanted = not module or (module in words and "python" in Path(words[0]).name)  # srun has these words, too
+        if wanted and any(word.startswith(str(folder)) for word in words):
+            found.append(process)
+    return sorted(found, key=lambda p: p.info["create_time"])
+
+
+def end_processes(folder: Path) -> None:
+    for process in processes(folder):
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGKILL)
+
+
+PLANTED = Path(__file__).parent / "planted"
 PHASE_LIMIT_S = 90.0
 RESUME_LIMIT_S = 120.0
 SETTLE_S = 5.0
@@ -107,23 +258,15 @@ def run_case(case: Case, box: Cluster | None = None) -> Outcome:
         if case.launcher == "slurm":
             assert box is not None
             place = box
-            stack.callback(_restored, box, folder)
+            for restore in (box.clear, partial(heal, box.box), partial(end_processes, folder)):  # the last one first
+                stack.callback(restore)
         else:
-            place = stack.enter_context(machine())
+            place = stack.enter_context(closing(Machine()))
         seen = Running(case, place, folder).to_end()
         return msgspec.structs.replace(seen, reasons=(*seen.reasons, *judge(case, seen)))
 
 
-def _restored(box: Cluster, folder: Path) -> None:
-    assert box.box is not None
-    end_processes(folder)
-    heal(box.box)
-    box.clear()
-
-
 class Running:
-    """One case under way."""
-
     def __init__(self, case: Case, place: Place, folder: Path) -> None:
         self._case, self._place, self._folder = case, place, folder
         self._marks = folder / "marks"
@@ -144,74 +287,52 @@ class Running:
         try:
             self._reach(self._case.phase)
             time.sleep(self._case.delay_s)
-            began = self._do()
+            began = time.monotonic()
+            for i, action in enumerate(self._case.actions):
+                time.sleep(action.after_s if i else 0)
+                self._act(action)
         except PhaseNotReached as error:
             problem = str(error)
         ended = self._wait(began)
         seconds = time.monotonic() - began
         code = self._process.poll()
-        metrics, job, shown = self._metrics(), self._job(), self._shown()
+        metrics, job, shown = self._read("metrics.json"), self._job(), self._shown()
         left = self._left(before) if ended else ()
         message = _message(shown) or str(metrics.get("message") or "")
         restarts, excluded = self._slurm_facts(job)
         self._free()
         resumed = self._resume() if self._case.resume and ended and not problem else None
         return Outcome(
-            id=self._case.id,
-            seconds=round(seconds, 1),
-            ended=ended,
-            code=code,
-            status=metrics.get("status"),
-            message=self._tail(message),
-            left=left,
-            restarts=restarts,
-            excluded=excluded,
-            resumed=resumed,
-            shown=self._tail(shown),
-            reasons=(problem,) if problem else (),
-        )
+            id=self._case.id, seconds=round(seconds, 1), ended=ended, code=code, status=metrics.get("status"),
+            message=self._tail(message), left=left, restarts=restarts, excluded=excluded, resumed=resumed,
+            shown=self._tail(shown), reasons=(problem,) if problem else (),
+        )  # fmt: skip
 
     # --- what is run
 
     def _spec(self) -> dict[str, Any]:
         case, folder = self._case, self._folder
         cluster: dict[str, Any] = {
-            "launcher": case.launcher,
-            "nodes": case.nodes,
-            "procs_per_node": case.ranks,
-            "env": {"OMP_NUM_THREADS": "1"},
-            "cache": str(folder / "cache"),
-        }
+            "launcher": case.launcher, "nodes": case.nodes, "procs_per_node": case.ranks,
+            "env": {"OMP_NUM_THREADS": "1"}, "cache": str(folder / "cache"),
+        }  # fmt: skip
         if any(a.target == "scontrol" for a in case.actions) or "scontrol" in case.id:
             cluster["setup"] = [f"export PATH={self._broken_scontrol()}:$PATH"]
         if case.program:
-            where, how, rank, step = case.program
-            args = [str(case.steps), where, how, rank, step]
-            return {
-                "name": "c",
-                "script": {"path": str(PLANTED / "own_program.py"), "args": args},
-                "cluster": cluster,
-                "run_root": str(folder / "runs"),
-            }
-        write_rows(folder / "rows.json", 60)
+            script = {"path": str(PLANTED / "own_program.py"), "args": [str(case.steps), *case.program]}
+            return {"name": "c", "script": script, "cluster": cluster, "run_root": str(folder / "runs")}
         usual: dict[str, Any] = {
-            "train": {"max_steps": case.steps, "schedule": "constant"},
+            "train": {"max_steps": case.steps, "schedule": "constant"}, "eval": {"samples": 0}, "cluster": cluster,
             "checkpoint": {"mode": "full", "every": SAVE_EVERY, "keep": 2},
-            "eval": {"samples": 0},
-            "cluster": cluster,
-        }
-        return tiny_spec(folder / "rows.json", folder, name="c", **{**usual, **case.spec})
+        }  # fmt: skip
+        return rows_spec(folder, name="c", **{**usual, **case.spec})
 
     def _broken_scontrol(self) -> Path:
         """A scontrol that fails, or that does not answer."""
         folder = self._folder / "bin"
         folder.mkdir()
-        hangs = "hangs" in self._case.id
-        does = (
-            "exec sleep 3600"
-            if hangs
-            else "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
-        )
+        fails = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
+        does = "exec sleep 3600" if "hangs" in self._case.id else fails
         (folder / "scontrol").write_text(f"#!/bin/sh\n{does}\n")
         (folder / "scontrol").chmod(0o755)
         return folder
@@ -227,15 +348,8 @@ class Running:
             env["CHAOS"] = json.dumps([pace, *(msgspec.to_builtins(p) for p in self._case.plants)])
         if not terminal:
             with self._out.open("ab") as out:
-                return subprocess.Popen(
-                    command,
-                    cwd=self._folder,
-                    env=env,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=out,
-                    start_new_session=True,
-                )
+                files: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
+                return subprocess.Popen(command, cwd=self._folder, env=env, start_new_session=True, **files)
         master, slave = pty.openpty()
         command = ["setsid", "--ctty", *command]  # the terminal that is closed is the command's own
         try:
@@ -254,17 +368,11 @@ class Running:
                     out.write(os.read(master, 4096))
         os.close(master)
 
-    def _close_terminal(self) -> None:
-        assert self._copier is not None
-        self._closing.set()
-        self._copier.join(timeout=10)
-
     # --- phases
 
     @property
     def _run(self) -> Path | None:
-        found = [p for p in (self._folder / "runs").iterdir() if p.is_dir()] if (self._folder / "runs").is_dir() else []
-        return found[0] if found else None
+        return next((p for p in self._folder.glob("runs/*") if p.is_dir()), None)
 
     def _reach(self, phase: str) -> None:
         holds: dict[str, Callable[[], bool]] = {
@@ -281,10 +389,8 @@ class Running:
         }
         deadline = time.monotonic() + PHASE_LIMIT_S
         while not holds[phase]():
-            if self._process.poll() is not None and phase != "planted":
+            if self._process.poll() is not None and (phase != "planted" or not self._planted()):
                 raise PhaseNotReached(f"the run ended before the phase {phase}")
-            if self._process.poll() is not None and not holds[phase]():
-                raise PhaseNotReached("the run ended before the planted fault")
             if time.monotonic() > deadline:
                 raise PhaseNotReached(f"the phase {phase} was not reached in {PHASE_LIMIT_S:.0f} s")
             time.sleep(POLL_S)
@@ -305,52 +411,40 @@ class Running:
             lines = (self._run / "events" / "rank0.jsonl").read_text().splitlines() if self._run else []
         except OSError:
             return 0
-        return max(
-            (json.loads(x)["step"] for x in lines if '"step"' in x and x.endswith("}") and '"event":"step"' in x),
-            default=0,
-        )
+        steps = [json.loads(line) for line in lines if '"event":"step"' in line and line.endswith("}")]
+        return max((event["step"] for event in steps), default=0)
 
     # --- actions
-
-    def _do(self) -> float:
-        """Carry out the actions; returns the moment of the first."""
-        began = time.monotonic()
-        for i, action in enumerate(self._case.actions):
-            if i:
-                time.sleep(action.after_s)
-            self._act(action)
-        return began
 
     def _act(self, action: Action) -> None:
         what = action.what
         if what in signal.Signals.__members__ or f"SIG{what}" in signal.Signals.__members__:
             self._signal(action.target, getattr(signal, f"SIG{what}"))
         elif what == "close":
-            self._close_terminal()
+            assert self._copier is not None
+            self._closing.set()
+            self._copier.join(timeout=10)
         elif what.startswith("remove-"):
             assert self._run is not None
             shutil.rmtree(self._run / what.removeprefix("remove-"), ignore_errors=True)
         elif what == "fill":
-            _fill(self._folder / "runs" / "filler")
+            fill_disk(self._folder / "runs")
         elif what in ("cancel", "cancel-now"):
             assert self._run is not None
             words = ["cancel", self._run.name, *(["--now"] if what == "cancel-now" else [])]
-            done = subprocess.run(
-                [*self._place.prefix(self._folder), *ALLRANKS, *words],
-                cwd=self._folder,
-                timeout=60,
-                capture_output=True,
-                env={**os.environ, **self._place.environment()},
-                check=False,
-            )
+            command = [*self._place.prefix(self._folder), *ALLRANKS, *words]
+            env = {**os.environ, **self._place.environment()}
+            done = subprocess.run(command, cwd=self._folder, timeout=60, capture_output=True, env=env, check=False)
             assert done.returncode == 0, done.stderr
         else:
             self._act_on_slurm(action)
 
+    def _box(self) -> Box:
+        assert isinstance(self._place, Cluster) and self._place.box is not None
+        return self._place.box
+
     def _act_on_slurm(self, action: Action) -> None:
-        assert isinstance(self._place, Cluster)
-        box = self._place.box
-        assert box is not None
+        box = self._box()
         name, _, node = action.target.partition(":")
         if action.what == "scancel":
             box.run(["scancel", self._job()], cwd="/")
@@ -370,8 +464,7 @@ class Running:
             self._process.send_signal(number)
             return
         if name == "slurmd":
-            assert isinstance(self._place, Cluster) and self._place.box is not None
-            inject(self._place.box, "stop-slurmd", which)  # noted, so that it is started again
+            inject(self._box(), "stop-slurmd", which)  # noted, so that it is started again
             return
         module = {"rank": RANK, "agent": AGENT, "driver": DRIVER}[name]
         found = self._found(module)
@@ -406,17 +499,14 @@ class Running:
                 return tuple(found[:6])
             time.sleep(0.3)
 
-    def _metrics(self) -> dict[str, Any]:
+    def _read(self, name: str) -> dict[str, Any]:
         try:
-            return json.loads((self._run / "metrics.json").read_text()) if self._run else {}
+            return json.loads((self._run / name).read_text()) if self._run else {}
         except (OSError, ValueError):
             return {}
 
     def _job(self) -> str:
-        try:
-            return json.loads((self._run / "job.json").read_text())["job"] if self._run else ""
-        except (OSError, ValueError):
-            return ""
+        return self._read("job.json").get("job", "")
 
     def _slurm_facts(self, job: str) -> tuple[int, str]:
         """How often the job has gone back to the queue, and which nodes it may no longer use."""
@@ -433,8 +523,8 @@ class Running:
 
     def _free(self) -> None:
         (self._folder / "runs" / "filler").unlink(missing_ok=True)
-        if isinstance(self._place, Cluster) and self._place.box is not None:
-            heal(self._place.box)
+        if isinstance(self._place, Cluster):
+            heal(self._box())
 
     def _resume(self) -> int | None:
         """The exit code of ``allranks resume`` for some more steps."""
@@ -466,12 +556,3 @@ def _variable(process: psutil.Process, name: str) -> str:
         return process.environ().get(name, "")
     except psutil.Error:
         return ""
-
-
-def _fill(path: Path) -> None:
-    """Take all that is left of a small file system."""
-    with path.open("wb", buffering=0) as file:
-        for size in (2**20, 2**12):
-            with suppress(OSError):
-                while True:
-                    file.write(bytes(size))

@@ -1,7 +1,4 @@
-"""Train a small model of an architecture in one process, with the code of a rank, and read it back with plain
-transformers and PEFT."""
-
-from __future__ import annotations
+"""Train a small model of an architecture with the code of a rank; read it back with plain transformers and PEFT."""
 
 import gc
 import json
@@ -27,7 +24,6 @@ STEPS = 3
 
 
 def main(names: dict[str, Any]) -> None:
-    """Run one case and write what it returns (see `harness.run_ranks`)."""
     import sys
 
     _, case, result, args = sys.argv
@@ -49,27 +45,21 @@ def architecture(folder: str, kind: str) -> dict[str, Any]:
         run = trained(root, kind, adapter)
         events = list(read_events(run.events_of(0)))
         said = [e["loss"] for e in events if e["event"] == "eval"]
-        found[adapter] = {
-            "said": said,
-            "plain": plain_loss(root, run, adapter, classifier=classifier),
-            **untrained(run, adapter),
-        }
+        plain = plain_loss(root, run, adapter, classifier=classifier)
+        found[adapter] = {"said": said, "plain": plain, **untrained(run, adapter)}
     return found
 
 
 def write_rows(path: Path, *, classifier: bool) -> None:
-    if classifier:
-        rows = [
-            {"text": f"{['red', 'green', 'blue'][i % 3]} word {i} " * (1 + i % 3), "label": "abc"[i % 3]}
-            for i in range(40)
-        ]
-    else:
-        rows = [{"instruction": f"Say {i}", "output": f"number {i} " + "yes " * (i % 5)} for i in range(40)]
-    path.write_text(json.dumps(rows))
+    def row(i: int) -> dict[str, str]:
+        if classifier:
+            return {"text": f"{['red', 'green', 'blue'][i % 3]} word {i} " * (1 + i % 3), "label": "abc"[i % 3]}
+        return {"instruction": f"Say {i}", "output": f"number {i} " + "yes " * (i % 5)}
+
+    path.write_text(json.dumps([row(i) for i in range(40)]))
 
 
 def save_small_model(folder: Path, kind: str, *, classifier: bool, attention: str) -> Any:
-    """Save a model with random weights, and a tokenizer, as someone would download them."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
     tokenizer = train_tokenizer(["Say number yes red green blue word 0123456789"], 300, classifier=classifier)
@@ -156,8 +146,7 @@ def _row_loss(model: Any, held: TokenSet, row: int, *, classifier: bool) -> tupl
 
 
 def untrained(run: RunDir, adapter: str) -> dict[str, Any]:
-    """Return the adapters that the training has left as they were (their second factor starts at zero), and the number
-    of all."""
+    """Return the adapters that the training has left as they were (their second factor starts at zero)."""
     from safetensors.torch import load_file
 
     if adapter == "none":

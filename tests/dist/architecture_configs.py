@@ -1,17 +1,11 @@
 """A small config of each tested architecture. Sizes differ where a shape could be mistaken for another."""
 
-from __future__ import annotations
-
 from typing import Any
 
 DENSE: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-}
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128,
+}  # fmt: skip
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
 MHA = {k: v for k, v in DENSE.items() if k != "num_key_value_heads"}

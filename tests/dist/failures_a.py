@@ -1,14 +1,10 @@
 """Failures of the field notes, made to happen on two ranks: ``torchrun ... -m tests.dist.failures_a FOLDER``."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
 import sys
-import traceback
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +17,7 @@ from allranks.spec.records import AdapterSpec, ModelSpec, TrainSpec
 from allranks.train.data.tokenization import train_tokenizer
 from allranks.train.loop import adamw
 from allranks.train.models.adapters import add_adapter
-from tests.dist.making import CONFIG, build_model, built
-
-
-def raised(action: Callable[[], Any]) -> str:
-    """The traceback as Python prints it, or ""."""
-    try:
-        action()
-    except Exception:  # noqa: BLE001 - whatever it is, it is what a user would read
-        return traceback.format_exc()
-    return ""
+from tests.dist.making import CONFIG, build_model, built, raised
 
 
 def lora(*, reentrant: bool) -> Any:

@@ -1,7 +1,5 @@
 """Failures 21 to 40 that two real ranks can have: made to happen by hand, and what allranks does in their place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -16,8 +14,7 @@ from allranks.errors import AllranksError
 from allranks.train.data.batches import collate
 from allranks.train.distributed import DistContext
 from allranks.train.sync_proof import prove_ranks
-from tests.dist.failures_a import raised
-from tests.dist.making import built, main, model_of, orders_of, tokens_of, train_with
+from tests.dist.making import built, main, model_of, orders_of, raised, tokens_of, train_with
 
 __all__ = ["happened", "main", "of_deepspeed"]
 
@@ -71,7 +68,6 @@ def save_checkpoint(group: Any) -> None:
 
 
 def without_set_device(action: Callable[[], Any]) -> Any:
-    """As in versions of torch that do not have it."""
     kept = torch.cpu.set_device
     del torch.cpu.set_device
     try:
@@ -81,7 +77,6 @@ def without_set_device(action: Callable[[], Any]) -> Any:
 
 
 def trained(name: str, world: DistContext, folder: Path) -> list[float]:
-    """The gradient norms of a strategy's steps."""
     return train_with(name, world, tokens_of(folder / f"rank{world.rank}", 37), {}, folder)[2]
 
 

@@ -1,7 +1,5 @@
 """Starts real gloo ranks on a case of `cases.py`, and whole runs through the command line."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -25,6 +23,7 @@ from tests.conftest import remove_build_locks, tiny_spec, write_rows
 from tests.warm import Warm
 
 STUCK = Path(__file__).parent / "stuck"
+Ended = subprocess.CompletedProcess[str]
 ALLRANKS = [sys.executable, "-m", "allranks.cli.main"]
 
 
@@ -43,10 +42,10 @@ def free_port() -> int:
 
 
 def run_ranks(
-    case: str, world_size: int, tmp_path: Path, limit_s: float = 120, module: str = "cases", **args: Any
+    case: str, world: int, tmp_path: Path, limit_s: float = 120, module: str = "cases", **args: Any
 ) -> list[Any]:
     """The JSON value that each rank's case returned; fails with the ranks' output if one did not end well."""
-    codes, outputs = end_of_ranks(case, world_size, tmp_path, limit_s, module, **args)
+    codes, outputs = end_of_ranks(case, world, tmp_path, limit_s, module, **args)
     ends = enumerate(zip(codes, outputs, strict=True))
     bad = [f"rank {r}, exit {c}:\n{o.read_text(errors='replace')[-3000:]}" for r, (c, o) in ends if c]
     assert not bad, "\n".join(bad)
@@ -54,20 +53,20 @@ def run_ranks(
 
 
 def end_of_ranks(
-    case: str, world_size: int, tmp_path: Path, limit_s: float = 120, module: str = "cases", **args: Any
+    case: str, world: int, tmp_path: Path, limit_s: float = 120, module: str = "cases", **args: Any
 ) -> tuple[list[int], list[Path]]:
     """The exit status and the output of each rank of a case; what it returned lies beside the output."""
     port, args = str(free_port()), {"folder": tmp_path, **args}
-    results = [tmp_path / f"{case}.{world_size}.{rank}.json" for rank in range(world_size)]
+    results = [tmp_path / f"{case}.{world}.{rank}.json" for rank in range(world)]
     outputs = [result.with_suffix(".out") for result in results]
     for file in (*results, *outputs):
         file.unlink(missing_ok=True)
     ranks = []
     for rank, (result, output) in enumerate(zip(results, outputs, strict=True)):
         env = os.environ | {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1",
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo",
-            "LOCAL_WORLD_SIZE": str(args.get("ranks_per_node", world_size)),
+            "LOCAL_WORLD_SIZE": str(args.get("ranks_per_node", world)),
         }  # fmt: skip
         argv = [module, case, str(result), json.dumps(args, default=str)]
         ranks.append(Warm.get("heavy").start("rank", argv, env, output))
@@ -85,7 +84,6 @@ def end_of_ranks(
 
 
 def seconds_in_run_queue(pid: int) -> float:
-    """How long a process could have run while others had the cores."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError):
@@ -98,9 +96,7 @@ def write_spec(tmp_path: Path, spec: dict[str, Any]) -> Path:
     return path
 
 
-def allranks(
-    *args: str, cwd: Path, limit_s: float = 180, code: int | None = None, **more: Any
-) -> subprocess.CompletedProcess[str]:
+def allranks(*args: str, cwd: Path, limit_s: float = 180, code: int | None = None, **more: Any) -> Ended:
     """Run a verb to its end, which must be `code` if that is given."""
     try:
         done = warm.allranks(*args, cwd=cwd, timeout_s=limit_s, kind="heavy", **more)
@@ -117,9 +113,7 @@ def rows_spec(folder: Path, rows: int = 60, **sections: Any) -> dict[str, Any]:
     return tiny_spec(folder / "rows.json", folder, **sections)
 
 
-def train(
-    tmp_path: Path, spec: dict[str, Any], *more: str, **how: Any
-) -> tuple[subprocess.CompletedProcess[str], RunDir]:
+def train(tmp_path: Path, spec: dict[str, Any], *more: str, **how: Any) -> tuple[Ended, RunDir]:
     """`allranks run` to its end, and its folder. `how`: see `allranks`."""
     before = set(folders(tmp_path))
     done = allranks("run", str(write_spec(tmp_path, spec)), *more, cwd=tmp_path, **how)
@@ -142,13 +136,10 @@ def memory_is_as_estimated(run: RunDir) -> None:
     spec, facts = load_spec(run.spec), machine_facts()
     estimated = fit(spec, make_plan(spec, facts), facts).needed_bytes
     measured = json.loads(run.metrics.read_text())["peak_memory_bytes"]
-    assert abs(estimated / measured - 1) <= ESTIMATE_ERROR, (
-        f"estimated {estimated >> 20} MiB, measured {measured >> 20} MiB"
-    )
+    assert abs(estimated / measured - 1) <= ESTIMATE_ERROR, f"{estimated >> 20} MiB, measured {measured >> 20} MiB"
 
 
 def weights_of(run: RunDir, step: int) -> dict[str, Any]:
-    """The adapters of a checkpoint, or the whole model."""
     from safetensors.torch import load_file
 
     (file,) = run.checkpoint(step).glob("*model.safetensors")
@@ -156,7 +147,6 @@ def weights_of(run: RunDir, step: int) -> dict[str, Any]:
 
 
 def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two sets of weights are the same to the bit."""
     import torch
 
     return len(one) > 0 and one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
@@ -168,7 +158,6 @@ def folders(tmp_path: Path) -> list[Path]:
 
 
 def stall_ranks(environment: pytest.MonkeyPatch, what: str, seconds: float = 0) -> None:
-    """Make ranks stall or slow down as `stuck/sitecustomize.py` says."""
     environment.setenv("PYTHONPATH", os.pathsep.join([str(STUCK), os.environ.get("PYTHONPATH", "")]))
     environment.setenv("STUCK", what)
     environment.setenv("STUCK_S", str(seconds))
@@ -180,8 +169,6 @@ def slow_down(environment: pytest.MonkeyPatch, batch_s: float, ranks: int = 2) -
 
 
 class Background:
-    """A run that goes on while the test does something to it."""
-
     def __init__(self, tmp_path: Path, *args: str) -> None:
         before = set(folders(tmp_path))
         self.out = tmp_path / "background.out"
@@ -230,6 +217,15 @@ class Background:
         for process in psutil.process_iter(["cmdline"]):
             if str(self.run.root) in (process.info["cmdline"] or []):
                 process.kill()
+
+
+def fill_disk(folder: Path) -> None:
+    """Leave no byte free in a small file system."""
+    with (folder / "filler").open("ab", buffering=0) as file:
+        for size in (1 << 20, 4096):
+            with suppress(OSError):
+                while True:
+                    file.write(bytes(size))
 
 
 def until(condition: Callable[[], object], limit_s: float = 90) -> None:

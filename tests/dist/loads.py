@@ -1,7 +1,5 @@
 """What the ranks of the loading tests do."""
 
-from __future__ import annotations
-
 import os
 import signal
 from dataclasses import replace
@@ -26,13 +24,13 @@ from allranks.train.models.moe import routers_of
 from allranks.train.setup import set_up_strategy
 from allranks.train.sync_proof import checksums, weights_digest
 from tests.dist.making import build_model, main, model_of
+from tests.dist.plants import instead
 
 ADAPTER = AdapterSpec(type="lora", r=4, targets=["q_proj", "v_proj"], modules_to_save=["lm_head"])
 NONE = AdapterSpec()
 
 
 def loaded(world: DistContext, args: dict[str, Any], name: str) -> tuple[Any, Any, LossModel, bytes | None, Any, str]:
-    """A strategy on a model that was loaded as the worker does it."""
     _, tokenizer = model_of()
     name, _, option = name.partition(":")
     known = {"": {}, "sharded": {"adapters": "sharded"}, "nodes": {"replicate": "nodes"}}
@@ -49,7 +47,6 @@ def loaded(world: DistContext, args: dict[str, Any], name: str) -> tuple[Any, An
 
 
 def plain(args: dict[str, Any]) -> Any:
-    """The same model without any of this: by transformers and PEFT."""
     from transformers import AutoModelForCausalLM
 
     if args["model"].startswith("tiny:"):
@@ -86,31 +83,21 @@ def loads(world: DistContext, args: dict[str, Any]) -> Any:
             found[name] = {"error": str(error), "exit_code": error.exit_code}
             continue
         whole = strategy.weights(trained_only=False)
-        bad = (
-            [n for n, p in right.items() if not torch.equal(whole[n], p) or whole[n].dtype != p.dtype] if whole else []
-        )
+        compared = right.items() if whole else ()
+        bad = [n for n, p in compared if not torch.equal(whole[n], p) or whole[n].dtype != p.dtype]
         buffers = dict(module.named_buffers())
         bad += [n for n, b in wanted.named_buffers() if not torch.equal(b, buffers[f"model.{n}"])]
         same = (own or weights_digest(model)).hex() == digest
         trained = {n for n, p in module.named_parameters() if p.requires_grad} if name == "pytorch_ddp" else None
         found[name] = {
             "bad": bad + sorted(right.keys() ^ whole.keys() if whole else []),
-            "same_digest": same,
-            "read": done.read_bytes,
-            "sent": network.sent,
-            "received": network.received,
-            "kept": done.kept_bytes,
-            "how": done.how,
-            "readers": done.readers,
-            "why": done.why,
-            "base": done.digest,
-            "from_config": args["model"].startswith("tiny:"),
+            "same_digest": same, "read": done.read_bytes, "sent": network.sent, "received": network.received,
+            "kept": done.kept_bytes, "how": done.how, "readers": done.readers, "why": done.why, "base": done.digest,
+            "from_config": args["model"].startswith("tiny:"), "total": total,
             "published": published == repr(plan_published_files(wanted, world.size)),
-            "total": total,
             "whole": sum(p.numel() * p.element_size() for _, p in getattr(strategy, "_kept", ()) if args.get("lora")),
-            "trained_as": trained is None
-            or trained == {f"model.{n}" for n, p in wanted.named_parameters() if p.requires_grad},
-        }
+            "trained_as": trained in (None, {f"model.{n}" for n, p in wanted.named_parameters() if p.requires_grad}),
+        }  # fmt: skip
     return found
 
 
@@ -142,79 +129,63 @@ class Network:
 
 def see_elsewhere(model: str, there: str) -> None:
     """On this rank the folder of the weights is another one, which may not exist."""
-    usual = weight_sources.open_regular
-
-    def elsewhere(path: Path) -> Any:
-        return usual(Path(there) / Path(path).relative_to(model))
-
-    weight_sources.open_regular = elsewhere  # type: ignore[assignment]
+    instead(weight_sources, "open_regular", lambda usual, path: usual(Path(there) / Path(path).relative_to(model)))
 
 
 def plant(what: str | None, world: DistContext) -> None:
     """A bug in loading; it stays in this process."""
+    reads: list[Any] = []
+
+    def give(usual: Any, self: Any, name: str, parameter: Any) -> None:
+        usual(self, name, parameter)
+        if "gate_proj" in name:
+            parameter.to_local().zero_()
+            self._tally._kept[name] = checksums(parameter.to_local(), 0)
+
+    def neighbours(usual: Any, own: torch.Tensor, chunks: Any, **how: Any) -> None:
+        usual(own, None if chunks is None else [*chunks[1:], chunks[0]], **how)
+
+    def preadv(usual: Any, descriptor: int, buffers: Any, offset: int) -> int:
+        reads.append(offset)
+        if len(reads) > 5 and what == "failing":
+            raise OSError(5, "Input/output error")
+        if len(reads) > 5 and what == "ended":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if len(reads) == 5 and what == "changed":
+            os.utime(descriptor)
+        return 0 if len(reads) > 5 and what == "short" else usual(descriptor, buffers, offset)
+
+    def unkept(usual: Any, self: Any, name: str, own: torch.Tensor, *more: Any, **named: Any) -> None:
+        usual(self, name, own, *more, **named)
+        if "gate_proj" in name and world.rank == 1:
+            own.zero_()
+
+    def fewer(usual: Any, self: Any, name: str, start: int, stop: int) -> Any:
+        return usual(self, name, start, stop - ("gate_proj" in name))
+
+    def tensor(usual: Any, self: Any, part: str, dtype: torch.dtype) -> torch.Tensor:
+        reads.append(part)
+        if len(reads) > 5 and what == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if len(reads) > 5:
+            raise OSError(5, "Input/output error", str(self._stored[part].file))
+        return usual(self, part, dtype)
+
     if what == "dropped" and world.rank == 1:  # a rank that keeps nothing of one parameter
-        rows = filling.WeightLoader._give_rows
-
-        def give(self: Any, name: str, parameter: Any) -> None:
-            rows(self, name, parameter)
-            if "gate_proj" in name:
-                parameter.to_local().zero_()
-                self._tally._kept[name] = checksums(parameter.to_local(), 0)
-
-        filling.WeightLoader._give_rows = give  # type: ignore[method-assign]
+        instead(filling.WeightLoader, "_give_rows", give)
     if what == "other_rows":  # each rank gets its neighbour's rows
-        scatter = dist.scatter
-
-        def neighbours(own: torch.Tensor, chunks: Any, **how: Any) -> None:
-            scatter(own, None if chunks is None else [*chunks[1:], chunks[0]], **how)
-
-        dist.scatter = neighbours  # type: ignore[assignment]
+        instead(dist, "scatter", neighbours)
     if what in ("short", "failing", "ended", "changed") and world.rank == 1:  # where each rank reads
-        reads, done = os.preadv, []
-
-        def preadv(descriptor: int, buffers: Any, offset: int) -> int:
-            done.append(offset)
-            if len(done) > 5 and what == "failing":
-                raise OSError(5, "Input/output error")
-            if len(done) > 5 and what == "ended":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if len(done) == 5 and what == "changed":
-                os.utime(descriptor)
-            return 0 if len(done) > 5 and what == "short" else reads(descriptor, buffers, offset)
-
-        os.preadv = preadv  # type: ignore[assignment]
+        instead(os, "preadv", preadv)
     if what == "unkept":  # a rank that does not keep what it read of one parameter
-        part = filling.WeightLoader._read_part
-
-        def unkept(self: Any, name: str, own: torch.Tensor, *more: Any, **named: Any) -> None:
-            part(self, name, own, *more, **named)
-            if "gate_proj" in name and world.rank == 1:
-                own.zero_()
-
-        filling.WeightLoader._read_part = unkept  # type: ignore[method-assign]
+        instead(filling.WeightLoader, "_read_part", unkept)
     if what == "unread":  # no rank reads the last element of its part of a parameter
-        pieces = weight_sources.DirectReads.pieces
-
-        def fewer(self: Any, name: str, start: int, stop: int) -> Any:
-            return pieces(self, name, start, stop - ("gate_proj" in name))
-
-        weight_sources.DirectReads.pieces = fewer  # type: ignore[method-assign]
+        instead(weight_sources.DirectReads, "pieces", fewer)
     if what in ("unreadable", "killed"):  # after some tensors the file cannot be read; or the reader is no more
-        read, seen = weight_sources.FileSource._read, []
-
-        def tensor(self: Any, part: str, dtype: torch.dtype) -> torch.Tensor:
-            seen.append(part)
-            if len(seen) > 5:
-                if what == "killed":
-                    os.kill(os.getpid(), signal.SIGKILL)
-                raise OSError(5, "Input/output error", str(self._stored[part].file))
-            return read(self, part, dtype)
-
-        weight_sources.FileSource._read = tensor  # type: ignore[method-assign]
+        instead(weight_sources.FileSource, "_read", tensor)
 
 
 def refusal(world: DistContext, args: dict[str, Any]) -> Any:
-    """What every rank is told of a model that cannot be loaded."""
     try:
         loaded(world, args, args["name"])
         return None

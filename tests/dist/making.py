@@ -1,9 +1,10 @@
 """What cases are made of: worlds, models, rows, and strategies that train them."""
 
-from __future__ import annotations
-
+import itertools
 import json
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from allranks.rundir.paths import RunDir
 from allranks.spec import parse_spec
 from allranks.spec.records import AdapterSpec, CheckpointSpec, ModelSpec, TrainSpec
 from allranks.train import strategies
-from allranks.train.checkpoint import PublishedFiles, Saver
+from allranks.train.checkpoint import Saver
 from allranks.train.checkpoint.saver import CheckpointContent
 from allranks.train.data.batches import Batch, SampleOrder, collate
 from allranks.train.data.prepared import TokenSet, _map, _save
@@ -41,12 +42,9 @@ from tests.dist import plants
 
 MICRO = 2
 CONFIG = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2,
-}
+}  # fmt: skip
 
 
 def world_of(planned: int | None = None) -> DistContext:
@@ -56,21 +54,17 @@ def world_of(planned: int | None = None) -> DistContext:
 
 
 def build_model(spec: ModelSpec, tokenizer: Any, *, dtype: str, labels: dict[str, int], seed: int) -> torch.nn.Module:
-    """The model with its weights, on the CPU, without communication."""
     model, loader = load_model(SINGLE_PROCESS, spec, tokenizer, dtype=dtype, labels=labels, seed=seed)
     return loader.load_all(model)
 
 
 def model_of(seed: int = 1, family: str = "mistral", **config: Any) -> tuple[Any, Any]:
     tokenizer = train_tokenizer(["hello"], 300, classifier=False)
-    return build_model(
-        ModelSpec(name=f"tiny:{family}", config={**CONFIG, **config}), tokenizer, dtype="float32", labels={}, seed=seed
-    ), tokenizer
+    spec = ModelSpec(name=f"tiny:{family}", config={**CONFIG, **config})
+    return build_model(spec, tokenizer, dtype="float32", labels={}, seed=seed), tokenizer
 
 
 def mixtral_of(coefficient: float) -> torch.nn.Module:
-    """A mixture whose config asks for its load-balancing loss. Random numbers are larger than usual, so that it is not
-    balanced."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(1)
@@ -111,13 +105,16 @@ def batch_of(accum: int, world: int, micro: int = MICRO) -> BatchPlan:
     return BatchPlan(micro_batch_size=micro, grad_accum=accum, global_batch_size=micro * accum * world)
 
 
+def seven_numbers(model: Any) -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.linspace(0.1, 0.7, 7, dtype=next(model.parameters()).dtype))
+
+
 class Sometimes(LossModel):
     """A model with a weight more, of 7 numbers, that takes part in some batches only."""
 
     def __init__(self, model: Any, salt: int | None) -> None:
         super().__init__(model, classifier=False)
-        self.extra = torch.nn.Parameter(torch.linspace(0.1, 0.7, 7, dtype=next(model.parameters()).dtype))
-        self.salt = salt
+        self.extra, self.salt = seven_numbers(model), salt
 
     def forward(self, batch: Batch) -> torch.Tensor:
         loss = super().forward(batch)
@@ -131,10 +128,8 @@ class SometimesInABlock(LossModel):
         super().__init__(model, classifier=False)
         self.salt, self._on = salt, True
         mlp = model.get_submodule("model.layers.1.mlp")
-        mlp.extra = torch.nn.Parameter(torch.linspace(0.1, 0.7, 7, dtype=next(model.parameters()).dtype))
-        mlp.register_forward_hook(
-            lambda module, args, output: output * (1 + module.extra.sum()) if self._on else output
-        )
+        mlp.extra = seven_numbers(model)
+        mlp.register_forward_hook(lambda m, args, output: output * (1 + m.extra.sum()) if self._on else output)
 
     def forward(self, batch: Batch) -> torch.Tensor:
         self._on = takes_part(batch.input_ids, self.salt)
@@ -148,14 +143,12 @@ def takes_part(ids: torch.Tensor, salt: int | None) -> bool:
 def a_salt(world: DistContext, tokens: TokenSet, how: dict[str, Any]) -> int:
     """One with which in every step some micro-batch uses the weight, and in some step some rank does not at all."""
     orders = orders_of(world, tokens, how)
+
+    def used_by(order: SampleOrder, step: int, salt: int) -> list[bool]:
+        return [takes_part(collate(tokens, rows, 0, None).input_ids, salt) for rows in order.micro_batches(step)]
+
     for salt in range(3):
-        used = [
-            [
-                [takes_part(collate(tokens, rows, 0, None).input_ids, salt) for rows in o.micro_batches(s)]
-                for o in orders
-            ]
-            for s in range(STEPS)
-        ]
+        used = [[used_by(order, step, salt) for order in orders] for step in range(STEPS)]
         if all(any(any(r) for r in step) for step in used) and any(not any(r) for step in used for r in step):
             return salt
     raise AssertionError("no salt fits")
@@ -163,24 +156,18 @@ def a_salt(world: DistContext, tokens: TokenSet, how: dict[str, Any]) -> int:
 
 # DeepSpeed would keep parameters as small as these whole on every rank, and never free what it has gathered
 PARTS = {
-    "stage3_param_persistence_threshold": 0,
-    "stage3_max_live_parameters": 0,
-    "stage3_max_reuse_distance": 0,
+    "stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0,
     "stage3_prefetch_bucket_size": 1000,
-}
+}  # fmt: skip
 
 
 def options_of(name: str, how: dict[str, Any]) -> dict[str, Any]:
-    """The options, as a plan would have completed them."""
     given = how.get("options", {})
     if not name.startswith("deepspeed"):
         return given
     accum, world = how.get("accum", 1), dist.get_world_size()
-    batch = {
-        "train_micro_batch_size_per_gpu": MICRO,
-        "gradient_accumulation_steps": accum,
-        "train_batch_size": MICRO * accum * world,
-    }
+    batch = {"train_micro_batch_size_per_gpu": MICRO, "gradient_accumulation_steps": accum}
+    batch["train_batch_size"] = MICRO * accum * world
     parts = {"zero_optimization": PARTS} if name == "deepspeed_zero3" else {}
     return {"config": {**batch, **parts, **how.get("config_of_deepspeed", {})}, **given}
 
@@ -189,9 +176,8 @@ STEPS = 3
 
 
 def orders_of(world: DistContext, tokens: TokenSet, how: dict[str, Any]) -> list[SampleOrder]:
-    return [
-        SampleOrder(len(tokens), 5, batch_of(how.get("accum", 1), world.size), r, world.size) for r in range(world.size)
-    ]
+    batch = batch_of(how.get("accum", 1), world.size)
+    return [SampleOrder(len(tokens), 5, batch, rank, world.size) for rank in range(world.size)]
 
 
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
@@ -207,19 +193,15 @@ def built(how: dict[str, Any]) -> LossModel:
         first, second = model.model.layers[:2]
         second.mlp.down_proj.weight = first.mlp.down_proj.weight
     dtype = getattr(torch, how.get("base_dtype") or how.get("dtype") or "float32")
-    for (
-        parameter
-    ) in model.parameters():  # not `model.to`: the frequencies of rotary embeddings stay in float32, as in a run
+    # not `model.to`: the frequencies of rotary embeddings stay in float32, as in a run
+    for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     moe.keep_routers_in_float32(model)
     if how.get("lora"):  # of a base in bfloat16 PEFT's are in float32
         adapter = AdapterSpec(
-            type="lora",
-            r=4,
-            targets=["q_proj", "v_proj"],
-            target_parameters=EXPERTS if how.get("moe") else [],
+            type="lora", r=4, targets=["q_proj", "v_proj"], target_parameters=EXPERTS if how.get("moe") else [],
             modules_to_save=how.get("modules_to_save", []),
-        )
+        )  # fmt: skip
         model = add_adapter(model, adapter, classifier=False, base="b", seed=1)
     if how.get("mixed"):
         precision.cast_trained_weights(model, torch.float32)
@@ -244,21 +226,10 @@ def warm_up(strategy: Any, world: DistContext, tokens: TokenSet, how: dict[str, 
 
 
 def run_steps(
-    name: str,
-    strategy: Any,
-    world: DistContext,
-    tokens: TokenSet,
-    how: dict[str, Any],
-    folder: Path,
-    last: int,
-    *,
-    first: int = 0,
-    lr: float = 1e-2,
-    reader: int | None = None,
-    seed_of_rank: int | None = None,
-    watcher: Any = None,
+    name: str, strategy: Any, world: DistContext, tokens: TokenSet, how: dict[str, Any], folder: Path, last: int, *,
+    first: int = 0, lr: float = 1e-2, reader: int | None = None, seed_of_rank: int | None = None, watcher: Any = None,
     router_loss: Any = None,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Any]]:  # fmt: skip
     """Run optimizer steps in the strategy's engine; return their events on this rank."""
     order = orders_of(world, tokens, how)[world.rank if reader is None else reader]
     rows = TrainingRows(order, tokens, lambda rows: collate(tokens, rows, 0, None))
@@ -274,19 +245,15 @@ def run_steps(
 def train_with(
     name: str, world: DistContext, tokens: TokenSet, how: dict[str, Any], folder: Path
 ) -> tuple[dict[str, torch.Tensor], float, list[float], list[str], list[list[float]]]:
-    """Weights after some steps, on rank 0; how far the ranks' own copies are apart, where they have any; the gradients'
-    norm of each step, without which AdamW would hide a gradient that is W times too large; the dtype that routers
-    computed in; the loss and the load-balancing loss of each step."""
-    strategy = strategies.create(name, options_of(name, how))
-    module = built(how)
+    """Weights after some steps, on rank 0; how far the ranks' own copies are apart; the gradients' norm of each step,
+    as AdamW hides its factor; the dtype that routers computed in; the loss and the load-balancing loss of each step."""
+    strategy, module = prepared(name, world, how)
     wanted = {n for n, p in module.named_parameters() if p.requires_grad}
-    strategy.setup(module, adamw(TrainSpec(lr=1e-2)), world.group, how.get("clip", 1.0))
     routers: set[str] = set()
     for router in routers_of(module).values():
         router.register_forward_pre_hook(lambda m, args: routers.add(str(m.weight.dtype)))
-    logged = run_steps(
-        name, strategy, world, tokens, how, folder, STEPS, reader=plants.reader(world), router_loss=module.router_loss
-    )
+    more = {"reader": plants.reader(world), "router_loss": module.router_loss}
+    logged = run_steps(name, strategy, world, tokens, how, folder, STEPS, **more)
     norms, losses = [e["grad_norm"] for e in logged], [[e["loss"], e.get("router_aux_loss", 0.0)] for e in logged]
     whole = {n: w for n, w in strategy.weights(trained_only=True).items() if n in wanted}
     assert world.rank != 0 or whole.keys() == wanted
@@ -302,39 +269,31 @@ def train_with(
     return whole, spread, norms, sorted(routers), losses
 
 
-def prepared(name: str, world: DistContext, how: dict[str, Any]) -> tuple[Any, LossModel]:
-    """A strategy on a new model, settled as the worker does it."""
+def prepared(name: str, world: DistContext, how: dict[str, Any], lr: float = 1e-2) -> tuple[Any, LossModel]:
     strategy: Any = strategies.create(name, options_of(name, how))
     module, strategy.named_here = built(how), name
-    strategy.setup(module, adamw(TrainSpec(lr=1e-2)), world.group, how.get("clip", 1.0))
+    strategy.setup(module, adamw(TrainSpec(lr=lr)), world.group, how.get("clip", 1.0))
     return strategy, module
 
 
 def go_on(
-    strategy: Any,
-    world: DistContext,
-    tokens: TokenSet,
-    how: dict[str, Any],
-    first: int,
-    last: int,
-    folder: Path,
+    strategy: Any, world: DistContext, tokens: TokenSet, how: dict[str, Any], first: int, last: int, folder: Path,
     seed_of_rank: int | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Train some steps. Ranks have their own random numbers, or all those of one of them."""
     warm_up(strategy, world, tokens, how)
-    seed = world.rank if seed_of_rank is None else seed_of_rank
-    run_steps(strategy.named_here, strategy, world, tokens, how, folder, last, first=first, seed_of_rank=seed)
+    name = strategy.named_here
+    run_steps(name, strategy, world, tokens, how, folder, last, first=first, seed_of_rank=seed_of_rank)
 
 
 def whole_state(strategy: Any, world: DistContext) -> dict[str, torch.Tensor]:
-    """Weights, buffers and optimizer state of all ranks, flattened, by the keys of a checkpoint; without a file. Every
-    rank calls."""
+    """Weights, buffers and optimizer state of all ranks, flattened, by the keys of a checkpoint; every rank calls."""
     parts = [*strategy.weight_shards(), *shards.state_shards(strategy.state_ranges())]
     every: list[Any] = [None] * world.size
     dist.all_gather_object(every, [(s.key, s.numel, s.offset, s.tensor.cpu().clone()) for s in parts], world.control)
     whole: dict[str, torch.Tensor] = {}
     held: dict[str, torch.Tensor] = {}
-    for key, numel, offset, part in (one for of_rank in every for one in of_rank):
+    for key, numel, offset, part in itertools.chain(*every):
         end = offset + part.numel()
         whole.setdefault(key, part.new_zeros(numel))[offset:end] = part
         held.setdefault(key, torch.zeros(numel, dtype=torch.bool))[offset:end] = True
@@ -343,8 +302,6 @@ def whole_state(strategy: Any, world: DistContext) -> dict[str, torch.Tensor]:
 
 
 class Collectives(TorchDispatchMode):
-    """Names of the collectives that are called."""
-
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[str] = []
@@ -355,11 +312,18 @@ class Collectives(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def saver_of(
-    run: RunDir, world: DistContext, strategy: Any, module: Any, published: PublishedFiles, **spec: Any
-) -> Saver:
+def saver_of(run: RunDir, world: DistContext, strategy: Any, module: Any, published: Any, **spec: Any) -> Saver:
     content = CheckpointContent(strategy, module.model, model_of()[1], published, {})
     return Saver(run, world, content, CheckpointSpec(**{"keep": 2, **spec}))
+
+
+def raised(action: Callable[[], Any]) -> str:
+    """The traceback as Python prints it, or ""."""
+    try:
+        action()
+    except Exception:  # noqa: BLE001 - whatever it is, it is what a user would read
+        return traceback.format_exc()
+    return ""
 
 
 def main(known: dict[str, Any]) -> None:

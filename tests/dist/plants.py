@@ -1,7 +1,5 @@
 """Bugs that people really wrote, planted into strategies of a test's ranks: the parity test must see each."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 from collections.abc import Callable
@@ -25,9 +23,7 @@ from allranks.train.models import lora_experts, moe
 from allranks.train.strategies import base, data_parallel, fsdp2, gradient_sync, sharded_optimizer, zero
 
 HAVE_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
-needs_deepspeed = pytest.mark.skipif(
-    not HAVE_DEEPSPEED, reason="deepspeed is not installed: pip install 'allranks[deepspeed]'"
-)
+needs_deepspeed = pytest.mark.skipif(not HAVE_DEEPSPEED, reason="needs pip install 'allranks[deepspeed]'")
 # what is planted: the strategy and the variant with which it shows
 PLANTS = {
     "reduces_the_parameter": ("simple_ddp_hook", "plain"),
@@ -72,7 +68,6 @@ Swap = tuple[Any, str, Callable[..., Any]]
 
 
 def reader(world: DistContext) -> int:
-    """Whose rows this rank reads."""
     return 0 if _planted in ("sampler_fed_with_local_rank", "trainer_same_rows") else world.rank
 
 
@@ -81,13 +76,16 @@ def plant(name: str, world: DistContext) -> None:
     global _planted  # noqa: PLW0603 - a process has one bug at most
     _planted = name
     for owner, attribute, function in BUGS.get(name, ()):
-        setattr(owner, attribute, _bound(function, world, getattr(owner, attribute)))
+        instead(owner, attribute, partial(function, world))
     if name.startswith("trainer_averages"):  # as the Trainer does with losses that it holds for means
         hf_trainer.RanksTrainer.loss_is_scaled_for_ga = False
 
 
-def _bound(function: Callable[..., Any], world: DistContext, usual: Any) -> Callable[..., Any]:
-    return lambda *args, **more: function(world, usual, *args, **more)
+def instead(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[], None]:
+    """Put `function` in the place of what is there, which it gets as its first argument; return how to put it back."""
+    usual = getattr(owner, name)
+    setattr(owner, name, lambda *args, **more: function(usual, *args, **more))
+    return lambda: setattr(owner, name, usual)
 
 
 def _other_rows(world: Any, usual: Any, self: Any, order: Any, make: Any, first: int, last: int) -> None:
@@ -290,8 +288,9 @@ _alike = partial(replace, tokens_trained=20)  # every micro-batch counts alike, 
 # on a CPU `ddp_backend` alone: two processes are counted, no model is wrapped
 _UNWRAPPED: Swap = (hf_arguments, "complete_arguments", lambda w, usual, *args: usual(*args) | {"use_cpu": False})
 _UNCHECKED: Swap = (hf_trainer, "check_wrapped", lambda *_: None)
-_ALONE = ("use_cpu", "ddp_backend")  # without them each rank is a world of its own
+_NO_WORLD = ("use_cpu", "ddp_backend")  # without them each rank is a world of its own
 _Accumulating, _Stage3 = data_parallel.SimpleDDPAccumulating, deepspeed_zero.DeepSpeedZero3
+_Zero = deepspeed_engine.DeepSpeedZero
 _NEVER_FREED: Swap = (zero.GatheredUnit, "free", lambda w, usual, self: self.use())
 _WORLD_OF_ONE: Swap = (sharded_optimizer.GradientReduceScatter, "__init__", _world_of_one)
 BUGS: dict[str, list[Swap]] = {
@@ -299,7 +298,7 @@ BUGS: dict[str, list[Swap]] = {
     "trainer_without_wrapper_unchecked": [_UNWRAPPED, _UNCHECKED],
     "trainer_without_wrapper_to_the_end": [_UNWRAPPED, _UNCHECKED, (hf_trainer, "check_norms", lambda *_: None)],
     "trainer_alone": [
-        (hf_arguments, "complete_arguments", lambda w, u, *a: {k: v for k, v in u(*a).items() if k not in _ALONE})
+        (hf_arguments, "complete_arguments", lambda w, u, *a: {k: v for k, v in u(*a).items() if k not in _NO_WORLD})
     ],
     "trainer_other_rows": [(hf_trainer.RowDataset, "__init__", _other_rows)],  # a step later, on one rank
     "trainer_skips_rows": [(hf_trainer.RowDataset, "__iter__", _skipped_rows)],
@@ -312,12 +311,10 @@ BUGS: dict[str, list[Swap]] = {
     "hooks_on_lora": [(zero.Zero1, "setup", _hooked("_proj"))],
     "experts_of_other_ranks": [(lora_experts, "_adapters", _expert_parallel)],
     "reduces_the_parameter": [(data_parallel.SimpleDDPHook, "_reduce", _reduced_parameter)],
-    "bucket_order_differs": [
-        (base, "trained_parameters", lambda w, usual, model: usual(model)[:: -1 if w.rank == 1 else 1])
-    ],
+    "bucket_order_differs": [(base, "trained_parameters", lambda w, usual, m: usual(m)[:: -1 if w.rank == 1 else 1])],
     "no_division": [(data_parallel.SimpleDDP, "backward", _undivided)],
     "last_micro_batch_left_out": [
-        (_Accumulating, "backward", lambda w, usual, self, loss: usual(self, loss * 0 if self._micro.last else loss))
+        (_Accumulating, "backward", lambda w, u, self, loss: u(self, loss * 0 if self._micro.last else loss))
     ],
     "no_synchronisation": [(_Accumulating, "backward", lambda w, usual, self, loss: loss.backward())],
     "shard_boundary_off_by_one": [(sharded_optimizer.FlatParameter, "__init__", _late_boundary)],
@@ -326,7 +323,7 @@ BUGS: dict[str, list[Swap]] = {
     "no_division_in_zero3": [_WORLD_OF_ONE],
     "no_gathering_in_backward": [(zero.Zero3, "_before_backward", _ungathered)],
     "adapters_not_averaged": [
-        (fsdp2, "average_gradients", lambda w, u, parameters, group: [gradient_sync.gradient_of(p) for p in parameters])
+        (fsdp2, "average_gradients", lambda w, u, ps, group: [gradient_sync.gradient_of(p) for p in ps])
     ],
     "adapters_summed": [(fsdp2, "average_gradients", _summed)],
     "adapters_of_experts_not_averaged": [
@@ -341,14 +338,10 @@ BUGS: dict[str, list[Swap]] = {
         (zero.Zero2, "backward", _counted),
     ],
     # DeepSpeed's own default, right for a loss that is a micro-batch's mean
-    "divided_by_micro_steps_too": [
-        (deepspeed_engine.DeepSpeedZero, "backward", lambda w, usual, self, loss: self._engine.backward(loss))
-    ],
-    "loss_without_the_ranks_factor": [
-        (deepspeed_engine.DeepSpeedZero, "backward", lambda w, usual, self, loss: usual(self, loss / w.size))
-    ],
+    "divided_by_micro_steps_too": [(_Zero, "backward", lambda w, usual, self, loss: self._engine.backward(loss))],
+    "loss_without_the_ranks_factor": [(_Zero, "backward", lambda w, usual, self, loss: usual(self, loss / w.size))],
     "gradients_as_they_come": [(deepspeed_engine, "zero_missing_gradients", _zeros_added)],
-    "each_step_taken_for_the_last": [(deepspeed_engine.DeepSpeedZero, "accumulate", lambda *_: nullcontext())],
+    "each_step_taken_for_the_last": [(_Zero, "accumulate", lambda *_: nullcontext())],
     "own_shards_alone": [(_Stage3, "weight_shards", _own_shards)],
     "own_part_and_zeros": [(_Stage3, "weight_shards", _padded_shards)],
     "fragments_one_element_late": [(deepspeed_engine, "fragment_ranges", _late_fragments)],

@@ -1,7 +1,5 @@
 """How far mixed precision is from float64, beside plain ``torch.autocast`` with float32 AdamW on the same batches."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +8,10 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from allranks.spec.records import TrainSpec
-from allranks.train import strategies
 from allranks.train.data.batches import IGNORE, collate
 from allranks.train.distributed import DistContext
-from allranks.train.loop import StepWatcher, adamw
-from tests.dist.making import built, options_of, orders_of, run_steps, tokens_of, warm_up
+from allranks.train.loop import StepWatcher
+from tests.dist.making import built, orders_of, prepared, run_steps, tokens_of, warm_up
 
 LOOKS = (1, 20, 100)
 LR = 3e-4
@@ -23,8 +19,7 @@ Weights = dict[str, torch.Tensor]
 
 
 def precisions(world: DistContext, args: dict[str, Any]) -> Any:
-    """For each (strategy, form of the model): the relative L2 distance of the weight update to float64's after 1, 20
-    and 100 steps, and that of plain autocast. Only rank 0's are figures."""
+    """For each (strategy, form): the relative L2 distance of the update to float64's, and that of plain autocast."""
     how_far = args.get("looks", LOOKS)
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
     found, plain = [], {}
@@ -44,14 +39,9 @@ def precisions(world: DistContext, args: dict[str, Any]) -> Any:
 FORMS: dict[str, dict[str, Any]] = {
     "whole": {"mixed": True, "accum": 2},
     "lora": {"lora": True, "base_dtype": "bfloat16", "mixed": True},
-    "lora_and_head": {
-        "lora": True,
-        "base_dtype": "bfloat16",
-        "mixed": True,
-        "modules_to_save": ["embed_tokens", "lm_head"],
-    },
     "experts": {"moe": True, "mixed": True},
 }
+FORMS["lora_and_head"] = {**FORMS["lora"], "modules_to_save": ["embed_tokens", "lm_head"]}
 
 
 def _plant(bug: str | None) -> None:
@@ -81,10 +71,8 @@ def distance(update: Weights, exact: Weights) -> float:
 
 
 def _trained(name: str, world: DistContext, tokens: Any, how: dict[str, Any], folder: Path) -> list[Weights]:
-    strategy: Any = strategies.create(name, options_of(name, how))
-    module = built(how)
+    strategy, module = prepared(name, world, how, LR)
     start = {n: p.detach().double() for n, p in module.named_parameters() if p.requires_grad}
-    strategy.setup(module, adamw(TrainSpec(lr=LR)), world.group, how["clip"])
     warm_up(strategy, world, tokens, how)
     looks = _Looks(strategy, start, how["looks"])
     run_steps(name, strategy, world, tokens, how, folder, how["looks"][-1], lr=LR, watcher=looks)
@@ -92,8 +80,7 @@ def _trained(name: str, world: DistContext, tokens: Any, how: dict[str, Any], fo
 
 
 class _Looks(StepWatcher):
-    """Takes the update of the weights after some of the steps. Every rank has one, because sharded weights are
-    gathered."""
+    """Takes the update of the weights after some steps; on every rank, because sharded weights are gathered."""
 
     def __init__(self, strategy: Any, start: Weights, looks: Sequence[int]) -> None:
         self._strategy, self._start, self._looks = strategy, start, looks
@@ -109,8 +96,7 @@ class _Looks(StepWatcher):
 def _reference(world: DistContext, tokens: Any, how: dict[str, Any], kind: torch.dtype) -> list[Weights]:
     """Plain torch in one process: the loss, the sums over tokens, clipping and AdamW are written out here.
 
-    The loss of each rank is scaled as DDP's mean over ranks needs it: a factor that is no power of 2 rounds otherwise,
-    and after 20 steps of an adapter plain autocast with the factor 3 is twice as far from float64 as without.
+    The loss is scaled as DDP's mean over ranks needs it: a factor that is no power of 2 rounds otherwise.
     """
     module = copy.deepcopy(built({**how, "mixed": False, "base_dtype": "float32"}).model)
     if how.get("moe"):
@@ -134,9 +120,8 @@ def _reference(world: DistContext, tokens: Any, how: dict[str, Any], kind: torch
                 with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind == torch.bfloat16):
                     logits = module(input_ids=batch.input_ids, position_ids=batch.position_ids).logits
                 logits = logits if kind == torch.float64 else logits.float()
-                loss = torch.nn.functional.cross_entropy(
-                    logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORE, reduction="sum"
-                )
+                each = {"ignore_index": IGNORE, "reduction": "sum"}
+                loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), **each)
                 (loss * world.size / total).backward()
         for _, p in named:
             assert p.grad is not None

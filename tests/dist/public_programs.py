@@ -1,7 +1,4 @@
-"""Public training programs that nobody here wrote, with their specs, and two as a user of DeepSpeed and TRL writes
-them."""
-
-from __future__ import annotations
+"""Public training programs with their specs, and two as a user of DeepSpeed and TRL writes them."""
 
 import importlib.util
 import pickle
@@ -18,16 +15,10 @@ from tests.conftest import shared
 
 NANOGPT = "nanogpt/train.py"
 NEEDS = {
-    "accel": ("accelerate", "datasets"),
-    "alpaca": ("transformers", "accelerate"),
-    "ddp": (),
-    "deepspeed": ("deepspeed",),
-    "fsdp2": (),
-    "lightning": ("lightning",),
-    "mingpt": ("hydra", "boto3"),
-    "nanogpt": ("numpy",),
-    "trl": ("trl", "datasets"),
-}
+    "accel": ("accelerate", "datasets"), "alpaca": ("transformers", "accelerate"), "ddp": (),
+    "deepspeed": ("deepspeed",), "fsdp2": (), "lightning": ("lightning",), "mingpt": ("hydra", "boto3"),
+    "nanogpt": ("numpy",), "trl": ("trl", "datasets"),
+}  # fmt: skip
 WITHOUT_DATA = {"ddp", "fsdp2", "lightning", "mingpt", "nanogpt", "deepspeed"}
 DEEPSPEED = """
 import argparse, deepspeed, torch
@@ -65,8 +56,7 @@ SFTTrainer(AutoModelForCausalLM.from_pretrained(model), args, train_dataset=rows
 
 
 def lay_out(name: str, folder: Path) -> dict[str, Any]:
-    """Copy one program with its data to a folder; return its spec. Skip where the programs or a package it needs are
-    not here."""
+    """Copy one program with its data to a folder; return its spec. Skip where it or a package it needs is missing."""
     source = shared("programs")
     for package in NEEDS[name]:
         if importlib.util.find_spec(package) is None:
@@ -78,15 +68,13 @@ def lay_out(name: str, folder: Path) -> dict[str, Any]:
         path.write_text(path.read_text().replace("@HERE@", str(folder)))
     if name not in WITHOUT_DATA:
         prepare(folder / "make_data.py")
-    if name == "deepspeed":
-        (folder / "deepspeed_train.py").write_text(DEEPSPEED)
-        (folder / "ds.json").write_text(DEEPSPEED_CONFIG)
-        arguments = ["--deepspeed", "--deepspeed_config", str(folder / "ds.json")]
-        return {"name": name, "script": {"path": str(folder / "deepspeed_train.py"), "args": arguments}}
-    if name == "trl":
-        (folder / "sft.py").write_text(TRL)
-        arguments = [str(folder / part) for part in ("models/tinyllama", "data/sft.jsonl", "out")]
-        return {"name": name, "script": {"path": str(folder / "sft.py"), "args": arguments}}
+    (folder / "ds.json").write_text(DEEPSPEED_CONFIG)
+    deepspeed = ["--deepspeed", "--deepspeed_config", str(folder / "ds.json")]
+    trl = [str(folder / part) for part in ("models/tinyllama", "data/sft.jsonl", "out")]
+    if name in ("deepspeed", "trl"):
+        text, arguments = (DEEPSPEED, deepspeed) if name == "deepspeed" else (TRL, trl)
+        (folder / f"{name}_train.py").write_text(text)
+        return {"name": name, "script": {"path": str(folder / f"{name}_train.py"), "args": arguments}}
     spec = yaml.safe_load((folder / "specs" / f"{name}.yaml").read_text())
     if name == "nanogpt":
         write_characters((folder / "tinyshakespeare.txt").read_text(), folder / "nanogpt/data/shakespeare_char")
@@ -109,10 +97,8 @@ def write_characters(text: str, folder: Path) -> None:
 
 
 def prepare(program: Path) -> None:
-    """Run a program that makes data, in its own folder."""
-    done = subprocess.run(
-        [sys.executable, program], cwd=program.parent, capture_output=True, text=True, timeout=120, check=False
-    )
+    command = [sys.executable, program]
+    done = subprocess.run(command, cwd=program.parent, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
 
 

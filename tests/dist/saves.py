@@ -1,12 +1,14 @@
 """Cases about checkpoints; `test_saves.py` starts them on ranks."""
 
-from __future__ import annotations
-
+import math
 import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +26,12 @@ from allranks.train.checkpoint import writer as writing
 from allranks.train.distributed import DistContext
 from allranks.train.strategies import shards
 from tests.dist.making import built, go_on, main, prepared, saver_of, tokens_of, whole_state
+from tests.dist.plants import instead
 
 LORA: dict[str, Any] = {"lora": True, "accum": 2}
 
 
-def trained(
-    folder: Path, name: str, world: DistContext, how: dict[str, Any], **spec: Any
-) -> tuple[Any, Any, Any, RunDir]:
+def trained(folder: Path, name: str, world: DistContext, how: dict[str, Any], **spec: Any) -> tuple[Any, ...]:
     """A strategy after three steps, its module, and its saver."""
     tokens = tokens_of(folder / f"rank{world.rank}", 37)
     published = plan_published_files(built(how).model, world.size)
@@ -50,8 +51,7 @@ def said(action: Any) -> str | None:
 
 
 def elsewhere(world: DistContext, args: dict[str, Any]) -> Any:
-    """What each strategy saved, each other loads: full with the optimizer's state, weights_only without. Where weights
-    stand is counted."""
+    """What each strategy saved, each other loads: full with the optimizer's state, weights_only without."""
     folder, found = Path(args["folder"]), []
     for writer, reader, how in args["triples"]:
         strategy, _, keeper, run = trained(folder / writer, writer, world, how)
@@ -86,6 +86,22 @@ def moments_of(strategy: Any, world: DistContext) -> dict[str, torch.Tensor]:
     return {key: t for key, t in whole_state(strategy, world).items() if not key.startswith("model/")}
 
 
+@contextmanager
+def full_disk(owner: Any, name: str, world: DistContext) -> Iterator[None]:
+    """A function fails on rank 1 for want of space."""
+
+    def fail(usual: Any, *more: Any) -> Any:
+        if world.rank == 1:
+            raise OSError(28, "No space left on device")
+        return usual(*more)
+
+    put_back = instead(owner, name, fail)
+    try:
+        yield
+    finally:
+        put_back()
+
+
 def absent(world: DistContext, args: dict[str, Any]) -> Any:
     """Rank 1 takes no part in a save: the others hear of it in time, by its number."""
     _, _, keeper, run = trained(Path(args["folder"]), "pytorch_ddp", world, LORA, timeout_s=2.0)
@@ -99,18 +115,10 @@ def one_fails(world: DistContext, args: dict[str, Any]) -> Any:
     """Rank 1 cannot write its part: every rank must hear that rank 1 failed, and nothing may be published."""
     _, _, keeper, run = trained(Path(args["folder"]), "pytorch_ddp", world, LORA)
     keeper.save(1, "full")
-
-    def broken(aside: Path, *more: Any) -> Any:
-        if world.rank == 1:
-            raise OSError(28, "No space left on device", str(aside))
-        return usual(aside, *more)
-
-    usual = writing.write_files
-    writing.write_files = broken
-    first = said(lambda: keeper.save(2, "full"))
-    keeper.save(2, "full", behind=True)  # behind training's back it is heard of at the next occasion
-    later = said(keeper.finish)
-    writing.write_files = usual
+    with full_disk(writing, "write_files", world):
+        first = said(lambda: keeper.save(2, "full"))
+        keeper.save(2, "full", behind=True)  # behind training's back it is heard of at the next occasion
+        later = said(keeper.finish)
     after = run.checkpoint_steps()
     for step in (3, 4):
         keeper.save(step, "weights_only")
@@ -125,12 +133,10 @@ def planted(world: DistContext, args: dict[str, Any]) -> Any:
     for name, how in (("zero3", {}), ("zero3", LORA), ("pytorch_zero3", {}), ("pytorch_ddp", {})):
         strategy, _, keeper, run = trained(folder / str(len(problems)), name, world, how)
         keeper.save(1, "full")
-        for bug in args["bugs"]:
-            put_back = getattr(Bugs, bug)(strategy, keeper, world)
+        for bug, put in bugs(strategy, world).items():
+            put_back = put()
             if put_back is not None:
-                problems[f"{name} {'lora' if how else 'full'} {bug}"] = said(
-                    lambda keeper=keeper: keeper.save(2, "full")
-                )
+                problems[f"{name} {'lora' if how else 'full'} {bug}"] = said(partial(keeper.save, 2, "full"))
                 put_back()
         assert run.checkpoint_steps() == [1], (name, run.checkpoint_steps(), problems)
         assert newest_checkpoint(run) == (1, [])
@@ -138,73 +144,38 @@ def planted(world: DistContext, args: dict[str, Any]) -> Any:
     return problems
 
 
-class Bugs:
+def _sliced(strategy: Any, name: str, change: Any) -> Any:
+    return None if strategy.replicated else instead(strategy, name, lambda usual: change(usual()))
+
+
+def bugs(strategy: Any, world: DistContext) -> dict[str, Any]:
     """Each plants itself and returns how it is taken out again; None where it means nothing."""
 
-    @staticmethod
-    def only_the_first_ranks_slice(strategy: Any, keeper: Any, world: DistContext) -> Any:
-        if strategy.replicated:
-            return None
-        usual = strategy.weight_shards
-        strategy.weight_shards = lambda: [
-            replace(s, numel=s.tensor.numel(), offset=0, everywhere=True) for s in usual()
-        ]  # as if the rank's own slice were the tensor
-        return lambda: setattr(strategy, "weight_shards", usual)
+    def own(shards: Any) -> Any:
+        """As if the rank's own slice were the tensor."""
+        return [replace(s, numel=s.tensor.numel(), offset=0, everywhere=True) for s in shards]
 
-    @staticmethod
-    def a_rank_left_out(strategy: Any, keeper: Any, world: DistContext) -> Any:
-        if strategy.replicated:
-            return None
-        usual = strategy.weight_shards
-        strategy.weight_shards = lambda: usual() if world.rank == 0 else []
-        return lambda: setattr(strategy, "weight_shards", usual)
+    def late(ranges: Any) -> Any:
+        return [replace(r, offset=max(r.offset - (world.rank == 1), 0)) for r in ranges]
 
-    @staticmethod
-    def offset_by_one(strategy: Any, keeper: Any, world: DistContext) -> Any:
-        usual = strategy.state_ranges
-        strategy.state_ranges = lambda: [
-            replace(r, offset=max(r.offset - 1, 0)) if world.rank == 1 else r for r in usual()
-        ]
-        return None if strategy.replicated else lambda: setattr(strategy, "state_ranges", usual)
+    def write(usual: Any, parts: Any, path: Path) -> bytes:
+        written = usual(parts, path)
+        if world.rank == 0 and path.parent.name == "on-the-way":
+            _flip(path)
+        return written
 
-    @staticmethod
-    def a_weight_changed_on_its_way(strategy: Any, keeper: Any, world: DistContext) -> Any:
-        return _spoilt(lambda tensors: {**tensors, (k := min(tensors)): tensors[k] + 1e-3})
-
-    @staticmethod
-    def a_weight_missing(strategy: Any, keeper: Any, world: DistContext) -> Any:
-        return _spoilt(lambda tensors: {k: t for k, t in tensors.items() if k != min(tensors)})
-
-    @staticmethod
-    def a_wrappers_prefix(strategy: Any, keeper: Any, world: DistContext) -> Any:
-        return _spoilt(lambda tensors: {f"_orig_mod.{k}": t for k, t in tensors.items()})
-
-    @staticmethod
-    def another_dtype(strategy: Any, keeper: Any, world: DistContext) -> Any:
-        return _spoilt(lambda tensors: {k: t.to(torch.bfloat16) for k, t in tensors.items()})
-
-    @staticmethod
-    def a_part_changed_on_its_way(strategy: Any, keeper: Any, world: DistContext) -> Any:
-        if strategy.replicated:
-            return None
-        usual = shards.write_parts
-
-        def write(parts: Any, path: Path) -> bytes:
-            written = usual(parts, path)
-            if world.rank == 0 and path.parent.name == "on-the-way":
-                _flip(path)
-            return written
-
-        shards.write_parts = write
-        return lambda: setattr(shards, "write_parts", usual)
-
-    @staticmethod
-    def cut_short(strategy: Any, keeper: Any, world: DistContext) -> Any:
-        return _after_writing(lambda file: os.truncate(file, file.stat().st_size - 1))
-
-    @staticmethod
-    def a_bit_flipped(strategy: Any, keeper: Any, world: DistContext) -> Any:
-        return _after_writing(_flip)
+    return {
+        "only_the_first_ranks_slice": lambda: _sliced(strategy, "weight_shards", own),
+        "a_rank_left_out": lambda: _sliced(strategy, "weight_shards", lambda parts: parts if world.rank == 0 else []),
+        "offset_by_one": lambda: _sliced(strategy, "state_ranges", late),
+        "a_weight_changed_on_its_way": lambda: _spoilt(lambda ts: {**ts, (k := min(ts)): ts[k] + 1e-3}),
+        "a_weight_missing": lambda: _spoilt(lambda ts: {k: t for k, t in ts.items() if k != min(ts)}),
+        "a_wrappers_prefix": lambda: _spoilt(lambda ts: {f"_orig_mod.{k}": t for k, t in ts.items()}),
+        "another_dtype": lambda: _spoilt(lambda ts: {k: t.to(torch.bfloat16) for k, t in ts.items()}),
+        "a_part_changed_on_its_way": lambda: None if strategy.replicated else instead(shards, "write_parts", write),
+        "cut_short": lambda: _after_writing(lambda file: os.truncate(file, file.stat().st_size - 1)),
+        "a_bit_flipped": lambda: _after_writing(_flip),
+    }
 
 
 def _flip(file: Path) -> None:
@@ -222,84 +193,66 @@ def _spoilt(change: Any) -> Any:
 
 
 def _after_writing(spoil: Any) -> Any:
-    """Does something to the first file for others as soon as it is written: on rank 0 alone, which wrote it (a bit
-    flipped twice is whole)."""
-    usual = writing.write_safetensors
+    """Does something to the first file for others once it is written: on rank 0 alone, which wrote it."""
 
-    def write(file: Path, *more: Any) -> bytes:
+    def write(usual: Any, file: Path, *more: Any) -> bytes:
         written = usual(file, *more)
         if dist.get_rank() == 0:
             spoil(min(file.parent.glob("*.safetensors")))
         return written
 
-    writing.write_safetensors = write
-    return lambda: setattr(writing, "write_safetensors", usual)
+    return instead(writing, "write_safetensors", write)
+
+
+def weights_now(strategy: Any) -> dict[str, torch.Tensor]:
+    return {s.key: s.tensor.clone() for s in strategy.weight_shards()}
+
+
+def furthest(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """The largest difference of two states of one strategy."""
+    floats = [k for k, t in other.items() if t.numel() and t.is_floating_point()]
+    return max(float((one[k] - other[k]).abs().max()) for k in floats)
+
+
+def restored(run: RunDir, step: int, name: str, world: DistContext, how: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The weights of a new strategy that has loaded a checkpoint."""
+    fresh, _ = prepared(name, world, how)
+    load_full(run.checkpoint(step), fresh, plan_published_files(built(how).model, world.size), world.rank)
+    return weights_now(fresh)
 
 
 def behind(world: DistContext, args: dict[str, Any]) -> Any:
-    """A save behind training's back holds the weights of its moment, though a step changes them before it is written; a
-    second one waits for the first, and uses its memory again."""
-    folder = Path(args["folder"])
-    strategy, _, keeper, run = trained(folder, args["name"], world, args["how"])
+    """A save behind training holds the weights of its moment; a second one waits for it, and uses its memory again."""
+    folder, name, how = Path(args["folder"]), args["name"], args["how"]
+    strategy, _, keeper, run = trained(folder, name, world, how)
     heard: list[Any] = []
     keeper._on_published = lambda saved, removed: heard.append(saved)
     gate, usual, copied = threading.Event(), keeper._write, keeper._copies.of
-
-    def held_up(save: Any) -> Any:
-        gate.wait(60)
-        return usual(save)
-
-    def slowly(parts: Any) -> Any:
-        time.sleep(1.0)
-        return copied(parts)
-
-    def weights() -> dict[str, torch.Tensor]:
-        return {s.key: s.tensor.clone() for s in strategy.weight_shards()}
-
-    keeper._write, keeper._copies.of = held_up, slowly
-    moments = [weights()]
+    keeper._write = lambda save: (gate.wait(60), usual(save))[1]
+    keeper._copies.of = lambda parts: (time.sleep(1.0), copied(parts))[1]
+    moments = [weights_now(strategy)]
     keeper.save(1, "full", behind=True)
     before = run.checkpoint_steps()
-    tokens = tokens_of(folder / f"rank{world.rank}", 37)
-    go_on(strategy, world, tokens, args["how"], 3, 4, folder)
-    moments.append(weights())
+    go_on(strategy, world, tokens_of(folder / f"rank{world.rank}", 37), how, 3, 4, folder)
+    moments.append(weights_now(strategy))
     memory = {k: t.data_ptr() for k, t in keeper._copies._kept.items()}
     gate.set()
     keeper.save(2, "full", behind=True)
     between = run.checkpoint_steps()
     keeper.finish()
     reused = [memory[k] == t.data_ptr() for k, t in keeper._copies._kept.items()]
-    fresh, _ = prepared(args["name"], world, args["how"])
-    apart = []
-    for step, then in ((1, moments[0]), (2, moments[1])):
-        load_full(run.checkpoint(step), fresh, plan_published_files(built(args["how"]).model, world.size), world.rank)
-        apart.append(
-            max(
-                float((s.tensor - then[s.key]).abs().max())
-                for s in fresh.weight_shards()
-                if s.tensor.numel() and s.tensor.is_floating_point()
-            )
-        )
-    moved = max(
-        float((moments[0][k] - t).abs().max()) for k, t in moments[1].items() if t.numel() and t.is_floating_point()
-    )
     return {
-        "before": before,
-        "between": between,
-        "after": run.checkpoint_steps(),
-        "apart": apart,
-        "moved": moved,
-        "stalled": [saved["seconds"] for saved in heard],
-        "reused": all(reused) and len(reused) > 0,
-    }
+        "before": before, "between": between, "after": run.checkpoint_steps(), "moved": furthest(*moments),
+        "apart": [furthest(restored(run, step, name, world, how), moments[step - 1]) for step in (1, 2)],
+        "stalled": [saved["seconds"] for saved in heard], "reused": all(reused) and len(reused) > 0,
+    }  # fmt: skip
 
 
 def written_first(world: DistContext, args: dict[str, Any]) -> Any:
-    """A save that does not wait for the disk holds the weights of its moment, though a step changes them before the
-    files are read again; of files that are damaged by then, or that cannot be flushed, training hears at the next
-    occasion."""
-    folder = Path(args["folder"])
-    strategy, _, keeper, run = trained(folder, args["name"], world, args["how"])
+    """A save that does not wait for the disk holds the weights of its moment; of files that are damaged before they are
+    read again, or that cannot be flushed, training hears at the next occasion."""
+    folder, name, how = Path(args["folder"]), args["name"], args["how"]
+    strategy, _, keeper, run = trained(folder, name, world, how)
     gate, heard, usual = threading.Event(), [], keeper._complete
     keeper._on_published = lambda saved, removed: heard.append(saved)
 
@@ -308,65 +261,39 @@ def written_first(world: DistContext, args: dict[str, Any]) -> Any:
         usual(*more)
 
     keeper._complete = held_up
-    moment = {s.key: s.tensor.clone() for s in strategy.weight_shards()}
+    moment = weights_now(strategy)
     waited_s = keeper.save(1, "full", wait_for_disk=False)
-    tokens = tokens_of(folder / f"rank{world.rank}", 37)
-    go_on(strategy, world, tokens, args["how"], 3, 4, folder)
-    moved = max(
-        float((moment[s.key] - s.tensor).abs().max())
-        for s in strategy.weight_shards()
-        if s.tensor.numel() and s.key in moment
-    )
+    go_on(strategy, world, tokens_of(folder / f"rank{world.rank}", 37), how, 3, 4, folder)
+    moved = furthest(moment, weights_now(strategy))
     before = run.checkpoint_steps()
     gate.set()
     keeper.finish()
-    fresh, _ = prepared(args["name"], world, args["how"])
-    load_full(run.checkpoint(1), fresh, plan_published_files(built(args["how"]).model, world.size), world.rank)
-    apart = max(
-        float((s.tensor - moment[s.key]).abs().max())
-        for s in fresh.weight_shards()
-        if s.tensor.numel() and s.tensor.is_floating_point()
-    )
+    apart = furthest(restored(run, 1, name, world, how), moment)
 
     def damaged(save: Any, *more: Any) -> None:
         if world.is_first:
             _flip(min(save.aside.glob("*.safetensors")))
         usual(save, *more)
 
-    def full_disk(*_: Any) -> Any:
-        raise OSError(28, "No space left on device")
-
     keeper._complete = damaged
     keeper.save(2, "full", wait_for_disk=False)
     spoilt = said(keeper.finish)
     keeper._complete = usual
-    flush, write = publishing.flush_file, writing.write_files
-    if world.rank == 1:
-        publishing.flush_file = full_disk
-    keeper.save(3, "full", wait_for_disk=False)
-    unflushed = said(keeper.finish)
-    publishing.flush_file = flush
-    if world.rank == 1:
-        writing.write_files = full_disk
-    at_once = said(lambda: keeper.save(4, "full", wait_for_disk=False)) or said(keeper.finish)
-    writing.write_files = write
+    with full_disk(publishing, "flush_file", world):
+        keeper.save(3, "full", wait_for_disk=False)
+        unflushed = said(keeper.finish)
+    with full_disk(writing, "write_files", world):
+        at_once = said(lambda: keeper.save(4, "full", wait_for_disk=False)) or said(keeper.finish)
     after = run.checkpoint_steps()
     keeper.save(5, "full")
     return {
-        "before": before,
-        "after": after,
-        "moved": moved,
-        "apart": apart,
-        "spoilt": spoilt,
-        "unflushed": unflushed,
-        "at_once": at_once,
-        "blocked": (round(waited_s, 4), heard[0]["seconds"], heard[0]["written_s"]),
-    }
+        "before": before, "after": after, "moved": moved, "apart": apart, "spoilt": spoilt, "unflushed": unflushed,
+        "at_once": at_once, "blocked": (round(waited_s, 4), heard[0]["seconds"], heard[0]["written_s"]),
+    }  # fmt: skip
 
 
 def lite_moves(world: DistContext, args: dict[str, Any]) -> Any:
-    """What a weights-only save of adapters sends and writes, by strategy, beside the bytes of the adapters and of what
-    is frozen."""
+    """What a weights-only save of adapters sends and writes, beside the bytes of the adapters and of the base."""
     from torch.profiler import ProfilerActivity, profile
 
     found = {}
@@ -392,14 +319,10 @@ def lite_moves(world: DistContext, args: dict[str, Any]) -> Any:
 
 
 def _numel(shape: Any) -> int:
-    if not isinstance(shape, (list, tuple)):
+    """Elements of the shapes in a list of shapes, or of one shape."""
+    if not isinstance(shape, (list, tuple)) or not shape:
         return 0
-    if shape and isinstance(shape[0], (list, tuple)):
-        return sum(_numel(s) for s in shape)
-    total = 1
-    for n in shape:
-        total *= n
-    return total if shape else 0
+    return sum(map(_numel, shape)) if isinstance(shape[0], (list, tuple)) else math.prod(shape)
 
 
 def killed(world: DistContext, args: dict[str, Any]) -> Any:

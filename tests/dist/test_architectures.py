@@ -1,7 +1,5 @@
 """Each tested architecture is planned, trained, saved, and read by plain transformers and PEFT."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -24,14 +22,11 @@ def test_each_has_a_config() -> None:
     [pytest.param(e, id=e.model_type, marks=() if e.model_type in USUAL else pytest.mark.full) for e in TYPES.tested],
 )
 def test_it_trains_and_others_read_it(entry: Architecture, tmp_path: Path) -> None:
-    (found,) = run_ranks(
-        "architecture", 1, tmp_path, module="architecture_cases", folder=str(tmp_path), kind=entry.model_type
-    )
+    (found,) = run_ranks("architecture", 1, tmp_path, module="architecture_cases", kind=entry.model_type)
     for adapter in ("lora", "none"):
         (said,) = found[adapter]["said"]
         assert said == pytest.approx(found[adapter]["plain"], rel=2e-5), adapter
     assert found["lora"]["said"] != found["none"]["said"]
-    assert found["lora"]["adapters"] > 0
-    assert not found["lora"]["untrained"]
+    assert found["lora"]["adapters"] > 0 and not found["lora"]["untrained"]
     if entry.task == "text":  # the list of those that do not separate rows is as measured, too
         assert (found["leak"] < 1e-5) is packs_rows(entry.model_type), found["leak"]

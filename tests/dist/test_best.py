@@ -1,8 +1,7 @@
-"""Runs that end early, keep their best checkpoint, and reply to prompts."""
-
-from __future__ import annotations
+"""Runs that end early, keep their best checkpoint, reply to prompts, and are exported for transformers and PEFT."""
 
 import json
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -10,12 +9,16 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+from allranks.launch.export import export_checkpoint
 from allranks.rundir.events import read_events
 from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
+from allranks.train.export import load, verify_logits
 from tests.conftest import tiny_spec
-from tests.dist.harness import ALLRANKS, allranks, train, until
+from tests.dist.harness import ALLRANKS, allranks, equal, rows_spec, train, until, weights_of
 
 pytestmark = pytest.mark.dist
 
@@ -57,8 +60,7 @@ def test_it_ends_on_all_ranks_with_the_best_kept(early: Any) -> None:
     assert metrics["status"] == "succeeded" and metrics["steps"] == end
     assert (metrics["best_step"], metrics["best_eval_loss"]) == (best, losses[best])
     assert metrics["stopped_early"]["step"] == end and f"(step {best})" in metrics["stopped_early"]["reason"]
-    assert "ended early" in done.stdout
-    assert run.checkpoint_steps() == [best, end]
+    assert "ended early" in done.stdout and run.checkpoint_steps() == [best, end]
     assert run.best_checkpoint.read_text() == f"step-{best}\n"
     assert read_json(run.checkpoint(best) / "manifest.json")["eval_loss"] == losses[best]
 
@@ -70,8 +72,7 @@ def test_a_resume_continues_the_count_and_an_ended_run_is_not_resumed(early: Any
     cut = max(expected) - 2
     _, run = train(tmp_path, spec_of(tmp_path, cut), code=0)
     allranks("resume", run.name, "--set", "train.max_steps=200", cwd=tmp_path, code=0)
-    assert losses_of(run) == expected
-    assert run.checkpoint_steps() == whole.checkpoint_steps()
+    assert losses_of(run) == expected and run.checkpoint_steps() == whole.checkpoint_steps()
     assert run.best_checkpoint.read_text() == whole.best_checkpoint.read_text()
     assert read_json(run.metrics)["stopped_early"] == read_json(whole.metrics)["stopped_early"]
     done = allranks("resume", whole.name, cwd=folder, code=2)
@@ -148,3 +149,92 @@ def test_a_classifier_says_labels_and_a_run_without_a_checkpoint_refuses(tmp_pat
         run.checkpoint(step).rename(tmp_path / "elsewhere")
     done = allranks("generate", run.name, "--prompt", "x", cwd=tmp_path, code=2)
     assert "has no checkpoint to try: none has been saved yet" in done.stderr
+
+
+SMALL = {"train": {"max_steps": 2}, "cluster": {"procs_per_node": 1}}
+
+
+def trained(folder: Path, **more: Any) -> RunDir:
+    return train(folder, rows_spec(folder, 40, **{**SMALL, **more}), code=0)[1]
+
+
+@pytest.fixture(scope="module")
+def lora(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    folder = tmp_path_factory.mktemp("lora")
+    return trained(folder, adapter={"type": "lora", "r": 4}, train={"max_steps": 2, "lr": 0.05})
+
+
+def logits(model: Any) -> torch.Tensor:
+    model.eval()
+    with torch.inference_mode():
+        return model(input_ids=torch.arange(24).view(2, 12)).logits
+
+
+def test_an_adapter_and_its_merged_model_say_the_same(lora: RunDir) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    adapter = export_checkpoint(lora, step=None, merge=False, out=None, force=False)
+    merged = export_checkpoint(lora, step=2, merge=True, out=None, force=False)
+    assert adapter.difference == 0.0 and 0.0 <= merged.difference < 1e-4
+    base = AutoModelForCausalLM.from_pretrained(str(adapter.base))
+    plain = logits(base)
+    with_adapter = logits(PeftModel.from_pretrained(base, adapter.folder))
+    alone = logits(AutoModelForCausalLM.from_pretrained(merged.folder))
+    assert float((with_adapter - plain).abs().max()) > 1e-3
+    assert torch.allclose(alone, with_adapter, atol=1e-4)
+    assert len(AutoTokenizer.from_pretrained(merged.folder)) <= plain.shape[-1] == 320
+    assert not list(Path(merged.folder).glob("*.bin")) and not (Path(adapter.folder) / "manifest.json").exists()
+
+
+def test_a_model_trained_whole_is_exported_without_our_state(tmp_path: Path) -> None:
+    run = trained(tmp_path, adapter={"type": "none"}, checkpoint={"mode": "full"})
+    done = allranks("export", run.name, "--json", cwd=tmp_path, code=0)
+    told = json.loads(done.stdout)
+    assert told["kind"] == "model" and told["difference"] == 0.0
+    assert not (Path(told["folder"]) / "state").exists()
+    assert equal(weights_of(run, 2), load_file(Path(told["folder"]) / "model.safetensors"))
+    assert "not an adapter" in allranks("export", run.name, "--merge", cwd=tmp_path, code=2).stderr
+
+
+def test_other_weights_are_not_published(lora: RunDir, tmp_path: Path) -> None:
+    """One weight of an adapter twice as large, and a merge with the wrong scaling."""
+    base = str(lora.model)
+    source = lora.checkpoint(2)
+    spoilt = tmp_path / "spoilt"
+    shutil.copytree(source, spoilt)
+    weights = load_file(spoilt / "adapter_model.safetensors")
+    name = next(n for n in weights if "lora_B" in n)
+    save_file({**weights, name: weights[name] * 2}, spoilt / "adapter_model.safetensors")
+    with pytest.raises(Exception, match="nothing was published"):
+        verify_logits(source, spoilt, base)
+    model = load(source, base)
+    for module in model.modules():
+        if hasattr(module, "lora_A"):
+            module.scaling["default"] *= 1.5
+    model.merge_and_unload().save_pretrained(str(tmp_path / "merged"))
+    with pytest.raises(Exception, match="nothing was published"):
+        verify_logits(source, tmp_path / "merged", base)
+
+
+def test_what_is_there_stays_and_what_is_damaged_is_named(lora: RunDir, tmp_path: Path) -> None:
+    def refused(run: Path, *args: str, code: int = 2) -> str:
+        return allranks("export", str(run), *args, cwd=tmp_path, code=code).stderr
+
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep")
+    assert "not an earlier export" in refused(lora.root, "--out", "mine", "--force")
+    assert (tmp_path / "mine" / "notes.txt").read_text() == "keep"
+    refused(lora.root, "--step", "7")
+    refused(lora.root, "--out", "new", code=0)
+    assert "--force" in refused(lora.root, "--out", "new")
+    broken = tmp_path / "broken"
+    shutil.copytree(lora.root, broken)
+    file = broken / "checkpoints" / "step-2" / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+    text = refused(broken, "--step", "2", code=1)
+    assert "adapter_model.safetensors has the wrong size" in text and "Traceback" not in text
+    shutil.rmtree(broken / "model")
+    shutil.rmtree(broken / "checkpoints")
+    shutil.copytree(lora.checkpoints, broken / "checkpoints")
+    assert "base model" in refused(broken, "--out", str(tmp_path / "x"), code=3) and not (tmp_path / "x").exists()

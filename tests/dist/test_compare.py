@@ -1,30 +1,29 @@
-"""Real comparisons on two gloo ranks: honest strategies pass, each defect shuts its gate."""
-
-from __future__ import annotations
+"""Real comparisons on two gloo ranks: honest strategies pass, each defect, also of planted/*.yaml, is refused."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+import allranks as package
 from tests.dist.harness import allranks
 
 pytestmark = pytest.mark.dist
 PLANTED = Path(__file__).parent / "planted"
 
 
-def compare(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategies: str, **train: Any
-) -> tuple[int, dict[str, Any], dict[str, Any]]:
+def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategies: str, **train: Any) -> tuple[int, Any, Any]:
     """The exit code, the rows by strategy, and the setting of a comparison."""
+    config = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3}
     spec = {
         "name": "c",
-        "model": {
-            "name": "tiny:llama",
-            "config": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3},
-        },
+        "model": {"name": "tiny:llama", "config": config},
         "data": {"source": "builtin:reviews", "subset": 200, "max_length": 64, "template": "text"},
         "strategy": {"name": "pytorch_ddp", "bucket_mb": 0.2},
         "train": {"max_steps": 3, "micro_batch_size": 2, "lr": 1e-3, **train},
@@ -43,12 +42,10 @@ DEFECTIVE = {"tiring": "in repeat 1 ", "localnorm": "in the uneven trial "}
 
 
 def test_honest_strategies_pass_and_hold_what_theory_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shares of the others are those of test_strategy_state.py."""
     honest, defective = ("simple_ddp", "bucket_ddp_async", "zero3"), ("tiring", "localnorm")
     clip = 100.0  # above every norm
-    code, found, setting = compare(
-        tmp_path, monkeypatch, ",".join(honest + defective), grad_accum=2, max_steps=6, max_grad_norm=clip
-    )
+    train = {"grad_accum": 2, "max_steps": 6, "max_grad_norm": clip}
+    code, found, setting = compare(tmp_path, monkeypatch, ",".join(honest + defective), **train)
     assert code == 1
     for name in honest:
         assert all(found[name]["gates"].values()), found[name]["reasons"]
@@ -61,9 +58,7 @@ def test_honest_strategies_pass_and_hold_what_theory_says(tmp_path: Path, monkey
     found = {name: found[name] for name in honest}
     whole = 4 * setting["trained_bytes"]  # weights, gradients and two moments in float32
     ratios = {name: row["memory"]["state_bytes"] / whole for name, row in found.items()}
-    wanted = {"simple_ddp": 1.0, "bucket_ddp_async": 1.0, "zero3": 1 / 2}
-    for name in wanted.keys() & ratios.keys():
-        assert ratios[name] == pytest.approx(wanted[name], rel=0.02), name
+    assert ratios == pytest.approx({"simple_ddp": 1.0, "bucket_ddp_async": 1.0, "zero3": 1 / 2}, rel=0.02)
     calls = {name: {(c["kind"], c["phase"]): c["count"] for c in row["collectives"]} for name, row in found.items()}
     n = calls["simple_ddp"]["all_reduce", "after_backward"]
     assert n % 2 == 0, "each parameter on each of two micro-steps"
@@ -76,14 +71,94 @@ def test_each_defect_shuts_its_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     defective = "silent,late,twice,lazy,broken,undivided,halfway"
     code, found, _ = compare(tmp_path, monkeypatch, f"simple_ddp_ga,{defective}")
     assert code == 1
-    assert found["simple_ddp_ga"]["gates"] == {"parity": True, "mechanism": True, "equal_work": True}
-    assert not found["silent"]["gates"]["parity"] and not found["silent"]["gates"]["mechanism"]
-    assert not found["twice"]["gates"]["mechanism"] and found["twice"]["gates"]["parity"]
-    assert not found["lazy"]["gates"]["equal_work"]
-    assert not found["undivided"]["gates"]["parity"] and found["undivided"]["gates"]["mechanism"]
+    gates = {name: row["gates"] for name, row in found.items()}
+    assert gates["simple_ddp_ga"] == {"parity": True, "mechanism": True, "equal_work": True}
+    verdicts = {name: (gate["parity"], gate["mechanism"]) for name, gate in gates.items()}
+    assert (verdicts["silent"], verdicts["twice"]) == ((False, False), (True, False))
+    assert verdicts["undivided"] == verdicts["halfway"] == (False, True)
+    assert not gates["lazy"]["equal_work"]
     assert found["undivided"]["parity_error"] < 1e-4, "its weights alone would have passed"
     assert "not today" in found["broken"]["reasons"][0]
     assert any("launches no collective during backward" in mark for mark in found["late"]["marks"])
-    assert not found["halfway"]["gates"]["parity"] and found["halfway"]["gates"]["mechanism"]
     for name in ("silent", "twice", "lazy", "broken", "undivided", "halfway"):
         assert found[name]["tokens_per_s"] is None, name
+
+
+SPEC: dict[str, Any] = {
+    "name": "defect",
+    "model": {"name": "tiny:llama", "config": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}},
+    "data": {"source": "builtin:instructions", "subset": 160, "max_length": 96},
+    "strategy": {"name": "pytorch_ddp", "bucket_mb": 0.05},
+    "train": {"max_steps": 10, "micro_batch_size": 2, "grad_accum": 2, "lr": 1e-3},
+    "cluster": {"procs_per_node": 2},
+}
+
+
+def edits(file: str) -> list[dict[str, Any]]:
+    """Each with its id and its file; `by` is parity unless it says otherwise."""
+    files = yaml.safe_load((PLANTED / file).read_text())
+    named = [(f, name, edit) for f, entries in files.items() for name, edit in entries.items()]
+    return [{"file": f, "id": name, "by": "parity", **edit} for f, name, edit in named]
+
+
+def strategies_of(edit: dict[str, Any]) -> str:
+    own = {
+        "train/strategies/sharded_optimizer.py": "zero1,zero2,zero3", "train/strategies/base.py": "simple_ddp_ga,zero3",
+        "train/strategies/gradient_sync.py": "bucket_ddp_async,zero1",
+    }  # fmt: skip
+    return edit.get("strategies") or own.get(edit["file"], "simple_ddp_ga")
+
+
+def plant(edit: dict[str, Any], folder: Path) -> Path:
+    source = Path(package.__file__).parent
+    copy = folder / "source" / "allranks"
+    shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / edit["file"]).write_text(edited(edit))
+    return copy.parent
+
+
+def edited(edit: dict[str, Any]) -> str:
+    """The file with the defect. The old text must be there exactly once."""
+    text = (Path(package.__file__).parent / edit["file"]).read_text()
+    assert text.count(edit["old"]) == 1, f"{edit['id']}: the old text occurs {text.count(edit['old'])} times"
+    return text.replace(edit["old"], edit["new"])
+
+
+def run(edit: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Compare with the defect; return ``by`` (the gates that refused, or ``run``, or nothing) and ``reasons``."""
+    source = plant(edit, folder)
+    spec = json.loads(json.dumps(SPEC))
+    for key, value in edit.get("spec", {}).items():
+        part, _, name = key.partition(".")
+        spec.setdefault(part, {})[name] = value
+    spec["cluster"]["cache"] = str(folder / "cache")
+    (folder / "defect.yaml").write_text(yaml.safe_dump(spec))
+    env = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "allranks.cli.main", "compare", "defect.yaml", "--repeats", "1", "--json"]
+    command += ["--strategies", strategies_of(edit)]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=200)
+    if not done.stdout.strip():
+        return {"by": ["run"], "reasons": [done.stderr.strip().splitlines()[-1]], "rows": {}}
+    rows = json.loads(done.stdout)["rows"]
+    gates = [gate for gate in ("parity", "mechanism", "equal_work") if not all(row["gates"][gate] for row in rows)]
+    return {
+        "by": gates,
+        "reasons": list(dict.fromkeys(reason for row in rows for reason in row["reasons"])),
+        "rows": {row["strategy"]: all(row["gates"].values()) for row in rows},
+    }
+
+
+def test_each_defect_still_finds_its_place() -> None:
+    for edit in edits("edits.yaml") + edits("blind_edits.yaml"):
+        compile(edited(edit), edit["file"], "exec")
+
+
+@pytest.mark.parametrize("edit", edits("edits.yaml"), ids=lambda edit: edit["id"])
+def test_a_planted_defect_is_refused(edit: dict[str, Any], tmp_path: Path) -> None:
+    found = run(edit, tmp_path)
+    assert edit["by"] in found["by"], found
+
+
+@pytest.mark.parametrize("edit", edits("blind_edits.yaml"), ids=lambda edit: edit["id"])
+def test_a_defect_written_without_looking_at_the_gates_is_refused(edit: dict[str, Any], tmp_path: Path) -> None:
+    assert run(edit, tmp_path)["by"]

@@ -1,7 +1,5 @@
 """Failures of the field notes on two real ranks: what torch says, that diagnose names it, and what allranks does."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -45,22 +43,19 @@ def named(happened: tuple[Path, list[dict[str, str]]], what: str) -> tuple[Any, 
 
 def test_reentrant_checkpointing_is_named_and_a_model_of_allranks_is_not_struck(happened: Any) -> None:
     found, texts = named(happened, "ready_twice")
-    assert all("marked as ready twice" in text for text in texts)
-    assert found.id == "ddp_ready_twice"
+    assert all("marked as ready twice" in text for text in texts) and found.id == "ddp_ready_twice"
     assert [rank["ours"] for rank in happened[1]] == ["", ""]
 
 
 def test_mixed_dtypes_in_the_old_fsdp_are_named(happened: Any) -> None:
     found, texts = named(happened, "mixed_dtypes")
-    assert all("uniform dtype" in text for text in texts)
-    assert found.id == "fsdp_mixed_dtype"
+    assert all("uniform dtype" in text for text in texts) and found.id == "fsdp_mixed_dtype"
 
 
 def test_memory_that_ends_in_the_first_optimizer_step_is_named_as_that(happened: Any) -> None:
     found, texts = named(happened, "optimizer_step")
     assert all("exp_avg_sq" in text and "in step" in text for text in texts), "it died elsewhere"
-    assert found.id == "host_oom"
-    assert "optimizer's step" in found.cause
+    assert found.id == "host_oom" and "optimizer's step" in found.cause
 
 
 def test_real_warnings_of_a_healthy_run_are_no_failure(happened: Any) -> None:

@@ -1,7 +1,5 @@
 """The estimate against two real ranks: every live tensor of rank 0, at its most, within the 10 % that `fit` claims."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -38,9 +36,7 @@ def test_live_tensors_are_as_many_as_estimated(strategy: str, more: dict[str, An
     case["spec"] = spec_of(case, {"models": MODELS})
     expected = predict(case)["bytes"]
     measured = []
-    for _ in range(
-        3
-    ):  # what gloo's threads give back is not always seen, which makes a measurement too large, never too small
+    for _ in range(3):  # what gloo's threads give back is not always seen: a measurement may be too large
         found = measure(case)
         assert "ranks" in found, found
         measured.append(found["ranks"][0]["bytes"])

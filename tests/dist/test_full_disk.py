@@ -1,19 +1,18 @@
 """A disk that fills up, for real (a small tmpfs): one paragraph that names file and cure, exit code 3."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from allranks.rundir.checkpoints import newest_checkpoint
 from allranks.rundir.paths import RunDir
 from tests.conftest import tiny_spec
-from tests.dist.harness import ALLRANKS, allranks, folders, train, until, write_spec
+from tests.dist.harness import ALLRANKS, allranks, fill_disk, folders, train, until, write_spec
 from tests.unit.report_runs import complete_run
 from tests.unit.trace_builder import op, step, write_ranks
 
@@ -36,17 +35,6 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(folder)], check=True, timeout=20)
 
 
-def fill(folder: Path) -> None:
-    """Leave no byte free."""
-    with (folder / "filler").open("ab", buffering=0) as file:
-        for size in (1 << 20, 4096):
-            try:
-                while True:
-                    file.write(b"x" * size)
-            except OSError:
-                continue
-
-
 def is_told(done: subprocess.CompletedProcess[str], *parts: str, code: int = 3) -> None:
     said = done.stdout + done.stderr
     assert "defect" not in said and "Traceback" not in said, said
@@ -60,7 +48,7 @@ def test_a_disk_that_is_full_before_the_run_or_fills_up_during_it(disk: Path, tm
 
     def fill_when_training() -> None:
         until(lambda: folders(tmp_path) and RunDir(folders(tmp_path)[0]).checkpoint_steps())
-        fill(disk)
+        fill_disk(disk)
 
     filler = threading.Thread(target=fill_when_training)
     filler.start()
@@ -87,14 +75,12 @@ def test_a_disk_that_is_full_before_the_run_or_fills_up_during_it(disk: Path, tm
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_every_verb_that_writes(
-    disk: Path, tmp_path: Path, rows_file: Path, verb: list[str], parts: tuple[str, ...]
-) -> None:
+def test_every_verb_that_writes(disk: Path, tmp_path: Path, rows_file: Path, verb: list[str], parts: Any) -> None:
     run = complete_run(disk)
     (tmp_path / "matrix.txt").write_text(MATRIX)
     run.spec.write_text(write_spec(tmp_path, tiny_spec(rows_file, tmp_path)).read_text())
     write_ranks(tmp_path / "traces", [step(1, 0, 1000), op("aten::mm", 101, 105)])
-    fill(disk)
+    fill_disk(disk)
     is_told(allranks(*verb, cwd=tmp_path), *parts)
 
 

@@ -1,7 +1,5 @@
 """Ranks that stand still: noticed, looked at, named with their line, and ended; and slow ones, which are not."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -11,6 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
+from pytest import MonkeyPatch
 
 from allranks.analysis.diagnose import diagnose
 from allranks.rundir.files import read_json
@@ -26,7 +25,7 @@ def spec(tmp_path: Path, **sections: Any) -> dict[str, Any]:
     return rows_spec(tmp_path, 80, **{**usual, **sections, "eval": {"samples": 0, **sections.get("eval", {})}})
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, what: str, seconds: float = 0) -> None:
+def plant(monkeypatch: MonkeyPatch, what: str, seconds: float = 0) -> None:
     stall_ranks(monkeypatch, what, seconds)
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef0123")
 
@@ -43,9 +42,7 @@ def nothing_left(run: RunDir) -> bool:
     return not any(str(run.root) in (p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"]))
 
 
-def test_slow_ranks_are_named_and_one_that_sleeps_with_its_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_ranks_are_named_and_one_that_sleeps_with_its_line(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """One is slow with its data, the other in its backward passes; at last one sleeps."""
     plant(monkeypatch, "sleep_a_while:1:-1;slow_backward:0:-1;sleep_forever:1:33", seconds=0.2)
     done, run = train(tmp_path, spec(tmp_path), code=1)
@@ -66,8 +63,7 @@ def test_slow_ranks_are_named_and_one_that_sleeps_with_its_line(
     folder = run.hang(1)
     assert {"flight.rank0", "flight.rank1", "node0.json", "hang.json"} <= {p.name for p in folder.iterdir()}
     node = read_json(run.hang_node(1, 0))
-    assert node["interfaces"]["lo"]["up"]
-    assert [bool(r["stack"]) for r in node["ranks"]] == [True, True]
+    assert node["interfaces"]["lo"]["up"] and [bool(r["stack"]) for r in node["ranks"]] == [True, True]
     assert not any(b"0123456789abcdef0123" in p.read_bytes() for p in folder.iterdir())
     assert sum(p.stat().st_size for p in folder.iterdir()) < 4 << 20
 
@@ -82,7 +78,7 @@ def test_slow_ranks_are_named_and_one_that_sleeps_with_its_line(
     ],
 )
 def test_other_ways_to_fall_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, strategy: str, why: str, kind: str
+    tmp_path: Path, monkeypatch: MonkeyPatch, how: str, strategy: str, why: str, kind: str
 ) -> None:
     # a C call that holds the interpreter is told from other silence by heartbeats before, and after 5 s
     plant(monkeypatch, f"sleep_a_while:1:-1;{how}:1:12", seconds=0.3)
@@ -95,14 +91,11 @@ def test_other_ways_to_fall_out(
 
 
 @pytest.mark.full
-def test_the_first_collective_is_bounded_by_what_the_others_can_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_collective_is_bounded_by_what_the_others_can_wait(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     plant(monkeypatch, "sleep_forever:0:2")  # the first batch is that of the rehearsal
     _, run = train(tmp_path, spec(tmp_path, cluster={"timeout_s": 20}), code=1)
     report = the_report(run)
-    assert report["alarm"]["phase"] == "first step"
-    assert [f["rank"] for f in report["stalled"]] == [0]
+    assert report["alarm"]["phase"] == "first step" and [f["rank"] for f in report["stalled"]] == [0]
 
 
 @pytest.fixture
@@ -134,19 +127,17 @@ def test_a_stopped_job_that_goes_on_is_not_called_a_hang(endless: Background) ->
             os.kill(pid, number)
         time.sleep(7)
     endless.until_step(step_events(endless.run)[-1]["step"] + 5)
-    assert endless.process.poll() is None
-    assert not endless.run.hang_report(1).exists()
+    assert endless.process.poll() is None and not endless.run.hang_report(1).exists()
 
 
 @pytest.mark.full
 def test_slow_steps_a_long_evaluation_and_a_long_checkpoint_are_no_hang(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     plant(monkeypatch, "slow_everywhere:1:-6", seconds=2.5)
     slow = spec(tmp_path, train={"max_steps": 9}, eval={"every": 7}, checkpoint={"every": 8})
     _, run = train(tmp_path, slow, code=0)
-    assert not run.hang(1).exists()
-    assert sum(e["step_time_s"] > 2 for e in step_events(run, 1)) >= 3
+    assert not run.hang(1).exists() and sum(e["step_time_s"] > 2 for e in step_events(run, 1)) >= 3
 
 
 def slow_ranks_are_named(shown: str, run: RunDir) -> None:

@@ -1,7 +1,5 @@
 """What loading takes of a node's memory, measured on a model of 212 million parameters."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Real ranks on two cores that other processes use, too: the machine is named, and slow ranks still are."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

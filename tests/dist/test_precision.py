@@ -1,7 +1,5 @@
 """Mixed precision under every strategy and engine, against float64 and plain autocast on the same batches."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -35,19 +33,17 @@ def too_far(found: list[Any]) -> dict[str, list[float]]:
     return {which: r for which, r in ratios.items() if max(r) > (ADAPTER_LIMIT if " lora" in which else LIMIT)}
 
 
-def test_weights_gathered_in_bfloat16_are_as_precise_as_plain_autocast(tmp_path: Path) -> None:
-    assert too_far(distances(tmp_path, 2, [(name, "whole") for name in SHARDED], looks=[1, 20])) == {}
-
-
-@pytest.mark.full
-def test_every_strategy_is_as_precise_as_plain_autocast(tmp_path: Path) -> None:
-    assert too_far(distances(tmp_path, 2, [(name, "whole") for name in NAMES])) == {}
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("form", ["lora_and_head", "experts"])
-def test_adapters_and_experts_are_as_precise_as_plain_autocast(tmp_path: Path, form: str) -> None:
-    assert too_far(distances(tmp_path, 2, [(name, form) for name in SHARDED])) == {}
+@pytest.mark.parametrize(
+    ("names", "form", "more"),
+    [
+        (SHARDED, "whole", {"looks": [1, 20]}),  # weights that are gathered in bfloat16
+        pytest.param(NAMES, "whole", {}, marks=pytest.mark.full),
+        pytest.param(SHARDED, "lora_and_head", {}, marks=pytest.mark.full),
+        pytest.param(SHARDED, "experts", {}, marks=pytest.mark.full),
+    ],
+)
+def test_each_is_as_precise_as_plain_autocast(tmp_path: Path, names: Any, form: str, more: dict[str, Any]) -> None:
+    assert too_far(distances(tmp_path, 2, [(name, form) for name in names], **more)) == {}
 
 
 def test_updates_rounded_to_bfloat16_would_be_seen(tmp_path: Path) -> None:

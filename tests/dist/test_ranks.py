@@ -1,7 +1,5 @@
 """Proof, evaluation, strategies, control and saving across real gloo ranks, each with the fault it must catch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +30,14 @@ def test_proof_of_ranks_that_are_one_job(tmp_path: Path) -> None:
 )
 def test_proof_names_what_is_wrong(tmp_path: Path, fault: str, world: int, words: str) -> None:
     for result in run_ranks("proof", world, tmp_path, fault=fault):
-        assert words in result["error"]
-        assert result["exit_code"] == 1
+        assert words in result["error"] and result["exit_code"] == 1
 
 
 def test_evaluation_is_the_same_for_any_ranks_and_batch_size(tmp_path: Path) -> None:
     found = [value for world in (1, 2, 3) for result in run_ranks("evaluation", world, tmp_path) for value in result]
-    losses, perplexities = [v[0] for v in found], [v[1] for v in found]
-    assert max(losses) - min(losses) <= 1e-6 * losses[0]
-    assert max(perplexities) - min(perplexities) <= 1e-6 * perplexities[0]
-    assert {(v[2], v[3]) for v in found} == {(found[0][2], 23)}
-    assert len(found) == (1 + 2 + 3) * 3
+    for figures in ([v[0] for v in found], [v[1] for v in found]):  # loss and perplexity
+        assert max(figures) - min(figures) <= 1e-6 * figures[0]
+    assert {(v[2], v[3]) for v in found} == {(found[0][2], 23)} and len(found) == (1 + 2 + 3) * 3
 
 
 STRATEGIES = shared_strategies()
@@ -77,13 +72,8 @@ def applies(name: str, variant: str) -> bool:
     return (name, variant) not in REFUSED and name in ONLY.get(variant, STRATEGIES)
 
 
-def pairs_of(world: int) -> list[tuple[str, str]]:
-    return [(n, v) for n in STRATEGIES for v in VARIANTS if applies(n, v) and v not in SLOW]
-
-
 def covering(kind: str) -> list[tuple[str, str]]:
-    """Of ``plain``, ``moe or lora``, or ``other`` variants: every strategy in plain and with an eighth of the others in
-    turn, every variant of a few strategies with one of them, and all in which a bug shows."""
+    """Every strategy in plain and with an eighth of the variants in turn, and all pairs in which a bug shows."""
     rest = [v for v in VARIANTS if v != "plain"]
     turns = [(n, v) for i, n in enumerate(STRATEGIES) for k, v in enumerate(rest, 1) if (i + k) % 8 == 0]
     pairs = {
@@ -99,21 +89,23 @@ def kind_of(variant: str) -> str:
     return "plain" if variant == "plain" else "moe or lora" if "moe" in variant or "lora" in variant else "other"
 
 
+def check_parities(tmp_path: Path, world: int, pairs: list[tuple[str, str]], **more: Any) -> None:
+    """The first rank compares with the reference."""
+    results = run_ranks("parities", world, tmp_path, 280, pairs=pairs, **more)
+    for found in results:
+        check(found, world)
+    assert len(results[0]) == len(pairs) and all(one["error"] is not None for one in results[0])
+
+
 @pytest.mark.parametrize("kind", ["plain", "moe or lora", "other"])
 def test_strategies_equal_one_process_that_takes_the_ranks_in_turn(tmp_path: Path, kind: str) -> None:
-    results = run_ranks("parities", 2, tmp_path, pairs=covering(kind))
-    for found in results:
-        check(found, 2)
-    assert all(one["error"] is not None for one in results[0])
+    check_parities(tmp_path, 2, covering(kind))
 
 
 def test_a_router_loss_is_that_of_one_process_with_plain_transformers(tmp_path: Path) -> None:
     pairs = [(name, "moe_router_loss") for name in FAMILIES if name in STRATEGIES]
     pairs += [(name, "moe_router_loss_recomputed") for name in ("pytorch_ddp", "zero3") if sampling.ALL]
-    results = run_ranks("parities", 2, tmp_path, pairs=pairs)
-    for found in results:
-        check(found, 2)
-    assert all(one["error"] is not None for one in results[0])
+    check_parities(tmp_path, 2, pairs)
 
 
 LORA = [
@@ -126,9 +118,7 @@ LORA = [
 def check_lora(found: list[dict[str, Any]]) -> None:
     """LoRA must be computed by allranks' own forward, all layers of one input together."""
     for one in found:
-        said = [remark for remark in one["remarks"] if "PEFT's forward" in remark]
-        assert not said, one
-        assert one["peft"] == 0, one
+        assert not [remark for remark in one["remarks"] if "PEFT's forward" in remark] and one["peft"] == 0, one
         assert len(one["together"]) >= 2 and set(one["together"]) == {2}, one  # q_proj and v_proj of two blocks
         assert (one["experts"] > 0) == one["variant"].startswith("moe"), one
 
@@ -155,16 +145,14 @@ def test_a_silent_fallback_of_lora_is_caught(tmp_path: Path, plant: str) -> None
 
 @pytest.mark.full
 def test_compiled_blocks_give_the_same_weights(tmp_path: Path) -> None:
-    pairs = [(n, v) for v in SLOW for n in ONLY[v] if n in STRATEGIES]
-    for found in run_ranks("parities", 2, tmp_path, 280, pairs=pairs):
-        check(found, 2)
+    check_parities(tmp_path, 2, [(n, v) for v in SLOW for n in ONLY[v] if n in STRATEGIES])
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("world", [2, 3])
 def test_every_strategy_in_every_variant(tmp_path: Path, world: int) -> None:
-    for found in run_ranks("parities", world, tmp_path, 280, pairs=pairs_of(world)):
-        check(found, world)
+    pairs = [(n, v) for n in STRATEGIES for v in VARIANTS if applies(n, v) and v not in SLOW]
+    check_parities(tmp_path, world, pairs)
 
 
 SEVERAL_NODES = [("pytorch_zero3", "replicated_accumulation"), ("pytorch_zero2", "replicated_lora_sharded")]
@@ -174,28 +162,20 @@ SEVERAL_NODES = [("pytorch_zero3", "replicated_accumulation"), ("pytorch_zero2",
     ("world", "pairs"),
     [(2, SEVERAL_NODES), pytest.param(4, [(n, v) for n in FSDP2 for v in REPLICATED], marks=pytest.mark.full)],
 )
-def test_weights_replicated_on_two_nodes_equal_one_process(
-    tmp_path: Path, world: int, pairs: list[tuple[str, str]]
-) -> None:
+def test_weights_replicated_on_two_nodes_equal_one_process(tmp_path: Path, world: int, pairs: Any) -> None:
     """Two nodes of one or two ranks: the environment of the ranks says so."""
-    args: dict[str, Any] = {"folder": tmp_path, "pairs": pairs, "ranks_per_node": world // 2}
-    results = run_ranks("parities", world, tmp_path, **args)
-    for found in results:
-        check(found, world)
-    assert all(one["error"] is not None for one in results[0])
-    if world == 2:
-        return  # nothing is gathered
-    counted = {**args, "pairs": [p for p in pairs if p[1] != "replicated_unused"]}
-    for found in run_ranks("mechanism", world, tmp_path, **counted):
+    nodes = {"ranks_per_node": world // 2}
+    check_parities(tmp_path, world, pairs, **nodes)
+    counted = [p for p in pairs if p[1] != "replicated_unused"]
+    for found in run_ranks("mechanism", world, tmp_path, pairs=counted, **nodes) if world > 2 else ():
         assert [one for one in found if one["problem"]] == []
 
 
 def test_fsdp2_refuses_what_it_would_spoil_and_names_the_weight(tmp_path: Path) -> None:
+    shared, dtype = "down_proj.weight is shared", "lm_head.weight is torch.bfloat16"
+    words = (shared, dtype, "nothing to keep in host memory", "this model has none") * 2
     for said in run_ranks("refusals", 2, tmp_path):
-        assert all("down_proj.weight is shared" in text for text in said[::4]), said
-        assert all("lm_head.weight is torch.bfloat16" in text for text in said[1::4]), said
-        assert all("nothing to keep in host memory" in text for text in said[2::4]), said
-        assert all("this model has none" in text for text in said[3::4]), said
+        assert all(word in text for word, text in zip(words, said, strict=True)), said
 
 
 def test_a_router_that_deepspeed_would_round_is_refused_by_name(tmp_path: Path) -> None:
@@ -209,27 +189,19 @@ def test_a_router_that_deepspeed_would_round_is_refused_by_name(tmp_path: Path) 
 EXPERTS = [
     ("pytorch_ddp", {"moe": True}),
     ("zero3", {"moe": True}),
-    *(
-        (n, {"moe": True, "options": {"adapters": how}})
-        for n in ("pytorch_zero2", "pytorch_zero3")
-        for how in ("ignored", "sharded")
-    ),
+    *((n, {"moe": True, "options": {"adapters": how}}) for n in FSDP2 for how in ("ignored", "sharded")),
     ("pytorch_zero3", {"moe": True, "base_dtype": "bfloat16", "recompute": "full"}),
 ]
 
 
 def test_adapters_of_attention_and_experts_answer_the_same_in_plain_peft(tmp_path: Path) -> None:
     found = run_ranks("reloaded_adapter", 2, tmp_path, names=EXPERTS)[0]
+    attention = [f"{i}.self_attn.{n}_proj" for i in (0, 1) for n in "qv"]
     for one in found:
-        assert one["learned"] > 1e-3, one
-        assert one["changed"] == 0.0, one
-        assert one["apart"] < (0.05 if one is found[-1] else 1e-5) * max(one["learned"], 1.0), (
-            one
-        )  # the last in bfloat16
-        own = ["self_attn.q_proj", "self_attn.v_proj"]
-        assert one["saved"] == sorted(
-            [*(f"{i}.{n}" for i in (0, 1) for n in own), "1.mlp.experts", "1.mlp.experts.base_layer"]
-        ), one
+        assert one["learned"] > 1e-3 and one["changed"] == 0.0, one
+        limit = 0.05 if one is found[-1] else 1e-5  # the last in bfloat16
+        assert one["apart"] < limit * max(one["learned"], 1.0), one
+        assert one["saved"] == sorted([*attention, "1.mlp.experts", "1.mlp.experts.base_layer"]), one
     assert len(found) == len(EXPERTS)
 
 
@@ -246,24 +218,16 @@ def test_an_evaluation_sums_once_however_many_batches_it_has(tmp_path: Path) -> 
 
 
 MECHANISM = [
-    *(
-        (name, v)
-        for name in ("pytorch_zero2", "pytorch_zero3")
-        for v in ("plain", "lora_whole", "lora_sharded", "moe_lora", "moe_bf16")
-    ),
+    *((n, v) for n in FSDP2 for v in ("plain", "lora_whole", "lora_sharded", "moe_lora", "moe_bf16")),
     ("pytorch_zero3", "lora_on_host"),
-    ("pytorch_zero2", "host_moments"),
-    ("zero3", "moe_lora"),
-    ("zero2", "host_moments"),
-    ("zero1", "host_moments"),
-    *((n, "moe_lora") for n in STRATEGIES if n == "deepspeed_zero3"),
+    *((n, "host_moments") for n in ("pytorch_zero2", "zero2", "zero1")),
+    *((n, "moe_lora") for n in STRATEGIES if n in ("zero3", "deepspeed_zero3")),
 ]
 
 
 def test_collectives_are_those_of_the_formula(tmp_path: Path) -> None:
     for found in run_ranks("mechanism", 2, tmp_path, pairs=MECHANISM):
-        assert [one for one in found if one["problem"]] == []
-        assert all(one["steps"] == 2 for one in found)
+        assert [one for one in found if one["problem"]] == [] and all(one["steps"] == 2 for one in found)
 
 
 @pytest.mark.parametrize(
@@ -296,6 +260,4 @@ def test_single_equals_the_reference(tmp_path: Path) -> None:
 
 def test_all_ranks_hear_of_a_stop_for_the_same_step(tmp_path: Path) -> None:
     for result in run_ranks("stop_agreement", 3, tmp_path):
-        assert result["heard"] == [None, False, False, True, False]
-        assert result["loss"] == 3.0
-        assert result["norm"] == pytest.approx(2.0)
+        assert result == {"heard": [None, False, False, True, False], "loss": 3.0, "norm": pytest.approx(2.0)}

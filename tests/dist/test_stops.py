@@ -1,7 +1,6 @@
-"""Ends of all kinds: signals, kills, bad numbers; and going on after them. Real processes, real signals."""
+"""Ends of all kinds: signals, kills, bad numbers; and going on after them, which is exact or refused. Real processes."""
 
-from __future__ import annotations
-
+import json
 import shutil
 import signal
 import time
@@ -12,29 +11,24 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import MistralConfig, MistralForCausalLM
 
 from allranks.launch.local_job import INTERRUPT_GRACE_S
+from allranks.rundir.events import read_events
 from allranks.rundir.files import read_json
-from tests.dist.harness import (
-    Background,
-    equal,
-    rows_spec,
-    slow_down,
-    stall_ranks,
-    step_events,
-    train,
-    until,
-    weights_of,
-    write_spec,
-)
+from allranks.rundir.paths import RunDir
+from allranks.train.data.tokenization import train_tokenizer
+from tests.dist import harness
+from tests.dist.harness import Background, allranks, equal, rows_spec, step_events, train, until, weights_of, write_spec
+from tests.dist.making import CONFIG
 
 pytestmark = pytest.mark.dist
 
 
 @pytest.fixture
 def endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Background]:
-    """A run that goes on until something happens to it."""
-    slow_down(monkeypatch, 0.05)
+    harness.slow_down(monkeypatch, 0.05)
     background = Background(tmp_path, "run", str(write_spec(tmp_path, rows_spec(tmp_path, train={"max_steps": 10**6}))))
     try:
         background.until_step(5)
@@ -53,15 +47,14 @@ def resumable(folder: Path, name: str) -> dict[str, Any]:
     train = {"max_steps": 80, "grad_accum": 2, "warmup_steps": 5}
     spec = rows_spec(folder, name=name, train=train, checkpoint={"mode": "full"}, eval={"samples": 0})
     del spec["data"]["source"]
-    spec["data"]["sources"] = [
-        {"source": str(folder / "rows.json")}, {"source": str(folder / "pairs.csv"), "weight": 0.5}
-    ]  # fmt: skip
+    pairs = {"source": str(folder / "pairs.csv"), "weight": 0.5}
+    spec["data"]["sources"] = [{"source": str(folder / "rows.json")}, pairs]
     return spec
 
 
 @pytest.mark.parametrize("signals", [(signal.SIGINT,), (signal.SIGUSR1, signal.SIGTERM)], ids=["Ctrl-C", "twice"])
 def test_a_resumed_run_is_bitwise_one_that_never_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signals: tuple[signal.Signals, ...]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signals: Any
 ) -> None:
     """Dropout, packing, accumulation, schedule, optimizer and a mixture of data, whose cache is gone, go on.
 
@@ -70,7 +63,7 @@ def test_a_resumed_run_is_bitwise_one_that_never_stopped(
     _, whole = train(tmp_path, resumable(tmp_path, "whole"), code=0)
     slow = signals == (signal.SIGINT,)
     if slow:
-        stall_ranks(monkeypatch, "slow_everywhere:0:-7;slow_everywhere:1:-7", 0.8)
+        harness.stall_ranks(monkeypatch, "slow_everywhere:0:-7;slow_everywhere:1:-7", 0.8)
     background = Background(tmp_path, "run", str(write_spec(tmp_path, resumable(tmp_path, "parts"))))
     monkeypatch.delenv("STUCK", raising=False)
     parts, stops = background.run, []
@@ -97,8 +90,7 @@ def test_a_resumed_run_is_bitwise_one_that_never_stopped(
         assert one == other
     assert equal(weights_of(whole, 80), weights_of(parts, 80))
     attempts = [*range(1, len(signals) + 2)]
-    assert parts.attempts() == attempts
-    assert read_json(parts.metrics)["attempts"] == len(attempts)
+    assert parts.attempts() == attempts and read_json(parts.metrics)["attempts"] == len(attempts)
     assert all(parts.rank_logs(attempt) for attempt in attempts)
 
 
@@ -107,8 +99,7 @@ def test_a_killed_rank_is_named_and_the_others_end(endless: Background) -> None:
     psutil.Process(endless.pid_of(1)).kill()
     began = time.monotonic()
     code, out = endless.wait(limit_s=30)
-    assert time.monotonic() - began < 15
-    assert code == 1
+    assert time.monotonic() - began < 15 and code == 1
     for words in ("rank 1 ", "SIGKILL", "after step ", ".rank1.log"):
         assert words in out, out
     all_gone(pids, 1)
@@ -128,33 +119,92 @@ def test_a_rank_that_is_deaf_is_ended_with_the_others(endless: Background) -> No
     all_gone(pids, 1)
 
 
-@pytest.mark.parametrize("asked_twice", [False, True], ids=["once", "twice"])
-def test_ctrl_c_while_a_rank_is_deaf(endless: Background, asked_twice: bool) -> None:
-    pids = endless.all_pids()
-    psutil.Process(endless.pid_of(0)).suspend()
-    endless.signal(signal.SIGINT)
-    if asked_twice:
-        until(lambda: "Ctrl-C again kills them now" in endless.out.read_text())
-        endless.signal(signal.SIGINT)
-    all_gone(pids, 5 if asked_twice else 20)
-    code, out = endless.wait(limit_s=20)
-    assert code == 1 and "were killed" in out
+TRAINER = {"strategy": {"name": "hf_trainer"}, "checkpoint": {"mode": "full", "every": 2}, "eval": {"samples": 0}}
 
 
-def test_ranks_do_not_outlive_a_killed_launcher(endless: Background) -> None:
-    pids = endless.all_pids()
-    endless.process.kill()
-    endless.process.wait(timeout=5)
-    all_gone(pids, 20)
-    assert endless.run.checkpoint_steps() != []
-
-
-def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [{"cluster": {"procs_per_node": 1}}, pytest.param(TRAINER, marks=pytest.mark.full)])
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(tmp_path: Path, more: Any) -> None:
     wild = {"max_steps": 20, "lr": 1e30, "schedule": "constant", "max_grad_norm": None}
-    spec = rows_spec(tmp_path, train=wild, cluster={"procs_per_node": 1})
+    spec = rows_spec(tmp_path, train=wild, **more)
     done, run = train(tmp_path, {**spec, "adapter": {"type": "none"}}, code=1)
     for words in ("not finite", "rank 0", "step 2"):
         assert words in done.stderr
-    assert "Traceback" not in done.stderr + done.stdout
-    assert run.checkpoint_steps() == [1]
+    assert "Traceback" not in done.stderr + done.stdout and run.checkpoint_steps() == [1]
     assert all(bool(torch.isfinite(v).all()) for v in weights_of(run, 1).values())
+
+
+def test_an_evaluation_that_is_nan_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness.stall_ranks(monkeypatch, "nan_evaluation:0:1;nan_evaluation:1:1")
+    done, run = train(tmp_path, rows_spec(tmp_path, eval={"baseline": True, "samples": 1}), code=0)
+    assert "held out loss nan" in done.stdout and "nan (not finite)" in done.stdout
+    metrics = read_json(run.metrics)
+    wanted = {"status": "succeeded", "steps": 6, "eval_loss": None, "perplexity": None}
+    assert {name: metrics[name] for name in wanted} == wanted and run.report.exists()
+
+
+def test_a_rank_that_fails_beside_a_collective_reports_first_and_does_not_leave_the_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under NCCL leaving the group waits for peers that wait for this rank; a sleep stands for it here."""
+    harness.stall_ranks(monkeypatch, "fail_beside_a_collective:1:4")
+    began = time.monotonic()
+    done, run = train(tmp_path, rows_spec(tmp_path, cluster={"timeout_s": 600}))
+    assert time.monotonic() - began < 90  # far less than the ranks' own limit of 600 s
+    assert done.returncode == 1
+    assert "rank 1" in done.stderr and "planted failure" in done.stderr
+    assert "RuntimeError: planted failure" in run.rank_logs(1)[1].read_text()
+    (error,) = [e for e in read_events(run.events_of(1)) if e["event"] == "error"]
+    assert error["message"] == "planted failure" and not run.hang(1).exists()
+
+
+def save_base(folder: Path) -> None:
+    tokenizer = train_tokenizer(["say word 0 1 2 3 4 5 6 7 8 9"], 320, classifier=False)
+    torch.manual_seed(1)
+    MistralForCausalLM(MistralConfig(vocab_size=len(tokenizer), **CONFIG)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A LoRA run on a base in a folder, two steps of four, with a full checkpoint."""
+    folder = tmp_path_factory.mktemp("exact")
+    save_base(folder / "base")
+    short = {"max_steps": 2, "schedule": "constant"}
+    spec = rows_spec(folder, 40, checkpoint={"mode": "full"}, train=short, data={"packing": "none"})
+    _, run = train(folder, {**spec, "model": {"name": str(folder / "base")}}, code=0)
+    return folder, run.name
+
+
+def resumed(stopped: tuple[Path, str], tmp_path: Path, *more: str) -> tuple[int, str, RunDir]:
+    folder, name = stopped
+    shutil.copytree(folder / "runs" / name, tmp_path / name)
+    done = allranks("resume", name, "--run-root", str(tmp_path), "--set", "train.max_steps=4", *more, cwd=folder)
+    return done.returncode, done.stderr + done.stdout, RunDir(tmp_path / name)
+
+
+def test_nothing_changed(stopped: tuple[Path, str], tmp_path: Path) -> None:
+    code, said, run = resumed(stopped, tmp_path)
+    assert code == 0, said
+    progress = read_json(run.checkpoint(4) / "state" / "progress.json")
+    assert len(progress["data_hash"]) == len(progress["base_hash"]) == 64
+
+
+@pytest.mark.parametrize("inexact", [False, True], ids=["exact", "inexact"])
+def test_rewritten_answers_and_another_base_are_refused(stopped: Any, tmp_path: Path, inexact: bool) -> None:
+    source, file = stopped[0] / "rows.json", stopped[0] / "base" / "model.safetensors"
+    text, weights = source.read_text(), file.read_bytes()
+    tensors = load_file(file)
+    name = next(n for n in tensors if n.endswith("down_proj.weight"))
+    try:
+        source.write_text(json.dumps([{**row, "output": str(row["output"])[::-1]} for row in json.loads(text)]))
+        save_file({**tensors, name: torch.flip(tensors[name], [0])}, file, metadata={"format": "pt"})
+        code, said, _ = resumed(stopped, tmp_path)
+        assert code == 1 and "Traceback" not in said
+        assert said.count("the training data (its rows, the template or the tokenizer) changed") == 1, said
+        assert said.count("the weights of the base model changed") == 1, said
+        if inexact:
+            code, said, _ = resumed(stopped, tmp_path / "again", "--allow-inexact")
+            assert code == 0, said
+    finally:
+        source.write_text(text)
+        file.write_bytes(weights)

@@ -1,7 +1,4 @@
-"""The store at which ranks meet: where it listens, who can use it, and that it ends with its run. Real processes and
-torch's stores."""
-
-from __future__ import annotations
+"""The store at which ranks meet: where it listens, who can use it, and that it ends with its run."""
 
 import os
 import signal
@@ -11,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -40,43 +39,44 @@ SHORT = timedelta(seconds=20)
 
 
 def listens(port: int) -> set[str]:
-    """The addresses on which anything of this machine listens at a port."""
     found = [c.laddr for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
     return {place[0] for place in found if place and place[1] == port}
 
 
+@pytest.fixture
+def server() -> Iterator[TcpStoreServer]:
+    with closing(TcpStoreServer("127.0.0.1", 0)) as made:
+        yield made
+
+
+def client(server: TcpStoreServer, address: str = "127.0.0.1") -> TCPStore:
+    return TCPStore(address, server.port, None, False, SHORT)
+
+
+def keeps_a_word(store: Any) -> bool:
+    store.set("word", "said")
+    return store.get("word") == b"said"
+
+
 def test_the_store_listens_on_its_address_only() -> None:
-    server = TcpStoreServer("127.0.0.2", 0)
-    try:
+    with closing(TcpStoreServer("127.0.0.2", 0)) as server:
         assert listens(server.port) == {"127.0.0.2"}
-        store = TCPStore("127.0.0.2", server.port, None, False, SHORT)
-        store.set("word", "said")
-        assert store.get("word") == b"said"
+        store = client(server, "127.0.0.2")
+        assert keeps_a_word(store)
         assert listens(server.port) == {"127.0.0.2"}, "torch opens no socket of its own"
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", server.port), timeout=5).close()
         assert (server.note, server.exit_code()) == ("", None)
-    finally:
-        server.close()
-    assert listens(server.port) == set()
-    assert server.exit_code() == -signal.SIGKILL
+    assert listens(server.port) == set() and server.exit_code() == -signal.SIGKILL
 
 
-def test_keys_of_one_training_are_not_those_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = TcpStoreServer("127.0.0.1", 0)
-    try:
-        stores = []
-        for nonce in ("aa", "bb"):
-            monkeypatch.setenv(STORE_VARIABLE, f"tcp:127.0.0.1:{server.port}:{nonce}")
-            store = open_store(1, SHORT)
-            assert store is not None
-            stores.append(store)
-        stores[0].set("word", "said")
-        assert stores[0].get("word") == b"said"
-        assert not stores[1].check(["word"])
-        assert not TCPStore("127.0.0.1", server.port, None, False, SHORT).check(["word"])
-    finally:
-        server.close()
+def test_keys_of_one_training_are_not_those_of_another(monkeypatch: pytest.MonkeyPatch, server: TcpStoreServer) -> None:
+    stores: list[Any] = []
+    for nonce in ("aa", "bb"):
+        monkeypatch.setenv(STORE_VARIABLE, f"tcp:127.0.0.1:{server.port}:{nonce}")
+        stores.append(open_store(1, SHORT))
+    assert keeps_a_word(stores[0])
+    assert not stores[1].check(["word"]) and not client(server).check(["word"])
 
 
 HOLDER = """
@@ -106,19 +106,13 @@ def test_the_store_ends_with_its_parent(number: signal.Signals, when: str) -> No
         parent.wait()
 
 
-def test_signals_to_the_whole_node_do_not_end_the_store() -> None:
+def test_signals_to_the_whole_node_do_not_end_the_store(server: TcpStoreServer) -> None:
     """Ranks that save after such a signal still need it."""
-    server = TcpStoreServer("127.0.0.1", 0)
-    try:
-        store = TCPStore("127.0.0.1", server.port, None, False, SHORT)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-            os.kill(server._process.pid, number)
-        time.sleep(1.5)  # its own look at its parent comes every second
-        store.set("word", "said")
-        assert store.get("word") == b"said"
-        assert server.exit_code() is None
-    finally:
-        server.close()
+    store = client(server)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        os.kill(server._process.pid, number)
+    time.sleep(1.5)  # its own look at its parent comes every second
+    assert keeps_a_word(store) and server.exit_code() is None
 
 
 def test_the_folder_of_a_file_store_is_private_and_removed() -> None:
@@ -130,8 +124,7 @@ def test_the_folder_of_a_file_store_is_private_and_removed() -> None:
     kind, _, path = place.environment[STORE_VARIABLE].partition(":")
     folder = Path(path).parent
     assert kind == "file" and place.environment != other.environment
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert folder.stat().st_uid == os.getuid()
+    assert (stat.S_IMODE(folder.stat().st_mode), folder.stat().st_uid) == (0o700, os.getuid())
     Path(path).touch()
     place.close()
     other.close()
@@ -139,18 +132,15 @@ def test_the_folder_of_a_file_store_is_private_and_removed() -> None:
     place.close()  # a second time does no harm
 
 
-def test_what_a_killed_agent_left_is_removed_and_nothing_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine, other = FileStoreFolder(), FileStoreFolder()
+def test_what_a_killed_agent_left_is_removed_and_nothing_of_others() -> None:
     pid = os.getpid()
-    try:
-        folder = Path(mine.environment[STORE_VARIABLE].partition(":")[2]).parent
-        remove_leftover_stores(int(f"{pid}0"))  # another process, whose number begins alike
-        remove_leftover_stores(int(str(pid)[:-1] or "0"))
+    mine = FileStoreFolder()
+    folder = Path(mine.environment[STORE_VARIABLE].partition(":")[2]).parent
+    for other in (int(f"{pid}0"), int(str(pid)[:-1] or "0")):  # other processes, whose numbers begin alike
+        remove_leftover_stores(other)
         assert folder.exists()
-        remove_leftover_stores(pid)
-        assert not folder.exists()
-    finally:
-        other.close()
+    remove_leftover_stores(pid)
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("text", ["etcd:127.0.0.1:1:x", "tcp:127.0.0.1:port:x", "tcp:", "tcp:127.0.0.1:1"])
@@ -161,8 +151,6 @@ def test_a_store_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch, t
 
 
 class FirstAgent:
-    """The real agent of node 0 of two, and the driver's end of its control channel."""
-
     def __init__(self, folder: Path, port: int, *, fixed: bool) -> None:
         cluster = {"launcher": "hosts", "nodes": 2, "procs_per_node": 1, "hosts": ["127.0.0.1", "127.0.0.1"]}
         spec = parse_spec(tiny_spec("builtin:instructions", folder, cluster=cluster))
@@ -183,53 +171,44 @@ class FirstAgent:
             text=True,
         )
 
-    def report(self) -> Any:
-        return self.hub.links[0].report if 0 in self.hub.links else None
-
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
         self.hub.close()
 
 
-def test_a_taken_fixed_port_is_refused_by_the_agent_of_node_0(tmp_path: Path) -> None:
+@pytest.fixture
+def taken() -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        agent = FirstAgent(tmp_path, port, fixed=True)
-        try:
-            _, said = agent.process.communicate(timeout=60)
-            words = f"node 0 cannot listen on 127.0.0.1:{port} for the store of the ranks: Address already in use"
-            assert agent.process.returncode == 3
-            assert words in said and "cluster.rendezvous.port" in said
-            agent.hub.close()  # as the driver does before it asks for the result
-            assert words in agent.supervisor.result().refused
-            assert words in read_json(next(agent.run.logs_of(1).glob("*.exit.json")))["refused"]
-            assert agent.supervisor.orders.end, "the other nodes are told"
-            assert not agent.run.rank_logs(1)
-        finally:
-            agent.close()
+        yield other.getsockname()[1]
 
 
-def test_a_port_that_was_only_found_free_may_have_been_taken_since(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        agent = FirstAgent(tmp_path, port, fixed=False)
-        try:
-            until(lambda: agent.report() is not None and agent.report().store is not None, limit_s=60)
-            address, used = agent.report().store
-            assert address == "127.0.0.1" and used not in (0, port)
-            assert listens(used) == {"127.0.0.1"}
-        finally:
-            agent.close()
+def test_a_taken_fixed_port_is_refused_by_the_agent_of_node_0(tmp_path: Path, taken: int) -> None:
+    with closing(FirstAgent(tmp_path, taken, fixed=True)) as agent:
+        _, said = agent.process.communicate(timeout=60)
+        words = f"node 0 cannot listen on 127.0.0.1:{taken} for the store of the ranks: Address already in use"
+        assert agent.process.returncode == 3
+        assert words in said and "cluster.rendezvous.port" in said
+        agent.hub.close()  # as the driver does before it asks for the result
+        assert words in agent.supervisor.result().refused
+        assert words in read_json(next(agent.run.logs_of(1).glob("*.exit.json")))["refused"]
+        assert agent.supervisor.orders.end, "the other nodes are told"
+        assert not agent.run.rank_logs(1)
 
 
-def test_a_taken_port_of_the_control_channel_is_an_explained_refusal() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        with pytest.raises(
-            EnvironmentNotAble, match=rf"127\.0\.0\.1:{port} for the control channel.*Address already in use"
-        ):
-            ChannelServer(Supervisor(1), 1, "127.0.0.1", port)
+def test_a_port_that_was_only_found_free_may_have_been_taken_since(tmp_path: Path, taken: int) -> None:
+    with closing(FirstAgent(tmp_path, taken, fixed=False)) as agent:
+        links: Any = agent.hub.links
+        until(lambda: 0 in links and links[0].report is not None and links[0].report.store is not None, limit_s=60)
+        address, used = links[0].report.store
+        assert address == "127.0.0.1" and used not in (0, taken)
+        assert listens(used) == {"127.0.0.1"}
+
+
+def test_a_taken_port_of_the_control_channel_is_an_explained_refusal(taken: int) -> None:
+    words = rf"127\.0\.0\.1:{taken} for the control channel.*Address already in use"
+    with pytest.raises(EnvironmentNotAble, match=words):
+        ChannelServer(Supervisor(1), 1, "127.0.0.1", taken)
     with pytest.raises(EnvironmentNotAble, match=r"203\.0\.113\.7 for the control channel: Cannot assign"):
         ChannelServer(Supervisor(1), 1, "203.0.113.7", 0)
     assert "channel" not in {thread.name for thread in threading.enumerate()}

@@ -1,7 +1,5 @@
 """Which forms of a model each strategy is tried on."""
 
-from __future__ import annotations
-
 from typing import Any
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -25,10 +23,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "moe_lora_sharded": {"moe": True, "lora": True, "accum": 2, "options": {"adapters": "sharded"}},
     "moe_lora_on_bf16": {"moe": True, "lora": True, "accum": 2, "base_dtype": "bfloat16"},
     "moe_lora_recomputed": {
-        "moe": True,
-        "lora": True,
-        "recompute": "selective",
-        "options": {"adapters": "sharded"},
+        "moe": True, "lora": True, "recompute": "selective", "options": {"adapters": "sharded"},
         "base_dtype": "bfloat16",
     },
     "static_graph": {"lora": True, "recompute": "full", "options": {"static_graph": True}},
@@ -37,7 +32,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "host_moments": {"accum": 2, "options": {"offload": "optimizer"}},
     "on_host": {"options": {"offload": "all"}},
     "lora_on_host": {"lora": True, "accum": 2, "options": {"adapters": "ignored", "offload": "all"}},
-}
+}  # fmt: skip
 FSDP2 = ("pytorch_zero2", "pytorch_zero3")
 SPLIT = ("pytorch_ddp", "zero1", "zero3", *FSDP2)
 SLOW = ("compiled", "compiled_selective")
@@ -48,22 +43,13 @@ FAMILIES = (
 """One or two strategies of each kind."""
 # variants of some strategies
 ONLY = {
-    "lora_sharded": FSDP2,
-    "lora_whole": FSDP2,
-    "lora_sharded_on_bf16": FSDP2,
-    "moe": SPLIT,
-    "moe_bf16": SPLIT,
-    "moe_lora": SPLIT,
-    "moe_lora_sharded": FSDP2,
-    "moe_lora_on_bf16": SPLIT,
-    "moe_lora_recomputed": FSDP2,
+    "lora_sharded": FSDP2, "lora_whole": FSDP2, "lora_sharded_on_bf16": FSDP2,
+    "moe": SPLIT, "moe_bf16": SPLIT, "moe_lora": SPLIT, "moe_lora_on_bf16": SPLIT,
+    "moe_lora_sharded": FSDP2, "moe_lora_recomputed": FSDP2,
     "static_graph": ("pytorch_ddp",),
-    "compiled": (*SPLIT, "zero2", "deepspeed_zero2"),
-    "compiled_selective": (*SPLIT, "zero2", "deepspeed_zero2"),
-    "host_moments": ("zero1", "zero2", "zero3", *FSDP2),
-    "on_host": FSDP2,
-    "lora_on_host": FSDP2,
-}
+    "compiled": (*SPLIT, "zero2", "deepspeed_zero2"), "compiled_selective": (*SPLIT, "zero2", "deepspeed_zero2"),
+    "host_moments": ("zero1", "zero2", "zero3", *FSDP2), "on_host": FSDP2, "lora_on_host": FSDP2,
+}  # fmt: skip
 # with tests that run on ranks of several nodes, or pretend to
 REPLICATED: dict[str, dict[str, Any]] = {
     f"replicated_{name}": {**how, "options": {**how.get("options", {}), "replicate": "nodes"}}
@@ -72,11 +58,7 @@ REPLICATED: dict[str, dict[str, Any]] = {
         "accumulation": {"accum": 3},
         "uneven": {**VARIANTS["uneven"], "accum": 2},
         "unused": {**VARIANTS["unused"], "options": {"find_unused_parameters": True}},
-        "lora_whole": VARIANTS["lora_whole"],
-        "lora_sharded": VARIANTS["lora_sharded"],
-        "moe_lora_sharded": VARIANTS["moe_lora_sharded"],
-        "host_moments": VARIANTS["host_moments"],
-        "on_host": VARIANTS["on_host"],
+        **{v: VARIANTS[v] for v in ("lora_whole", "lora_sharded", "moe_lora_sharded", "host_moments", "on_host")},
     }.items()
 }
 # in tests of their own

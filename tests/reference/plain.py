@@ -1,14 +1,8 @@
 """Train what a spec describes in one process, in float64, with plain PyTorch, transformers and PEFT.
 
-Nothing here imports allranks. The inputs are those that a user sees: the spec, the file with the rows and the folder of
-the model. The rules are those of the documentation (docs/spec.md, docs/data.md, docs/how-it-works.md), written a second
-time and in another way where there is one: a row is never padded or packed, the prompt and the answer are encoded
-separately, and one process takes all rows of the global batch one after another.
-
-A step is the mean of the loss over the trained tokens of the global batch. For classifiers, a row counts as one token.
+Nothing here imports allranks. The rules of the documentation are written a second time, and in another way where there
+is one: a row is never padded or packed, and one process takes all rows of the global batch one after another.
 """
-
-from __future__ import annotations
 
 import json
 import math
@@ -59,23 +53,16 @@ class Outcome:
 
 
 def setting(spec: dict[str, Any], section: str, key: str) -> Any:
-    """Return a value of the spec, or its documented default."""
     return spec.get(section, {}).get(key, DEFAULTS[section][key])
 
 
 def permutation(n: int, seed: int, stream: int) -> list[int]:
-    """Return the order of ``n`` raw Philox words. Stream 0 chooses rows and packs, 1 + e is epoch e, and 1 the held-out
-    rows."""
+    """Return the order of ``n`` raw Philox words. Stream 0 packs, 1 + e is epoch e, and 1 the held-out rows, too."""
     words = np.random.Philox(key=np.array([seed, stream], np.uint64)).random_raw(n)
     return sorted(range(n), key=lambda i: int(words[i]))
 
 
-# --- rows
-# -----------------------------------------------------------------------------------------------------------------
-
-
 def read_rows(spec: dict[str, Any], tokenizer: Any) -> tuple[list[Row], list[Row]]:
-    """Return the training rows and the held-out rows."""
     given = complete_rows(spec["data"]["source"])
     if "source" in spec["eval"]:
         train, held = given, complete_rows(spec["eval"]["source"])
@@ -92,7 +79,6 @@ def read_rows(spec: dict[str, Any], tokenizer: Any) -> tuple[list[Row], list[Row
 
 
 def complete_rows(file: str) -> list[dict[str, str]]:
-    """Return the rows of a file that have a text to learn from."""
     rows = json.loads(Path(file).read_text())
     return [row for row in rows if row["text" if "text" in row else "output"].strip()]
 
@@ -137,20 +123,14 @@ def sequences_of(rows: list[Row], spec: dict[str, Any]) -> list[list[Row]]:
 
 
 def batches(n: int, size: int, steps: int, seed: int) -> list[list[int]]:
-    """Return the sequences of each step, ``size`` at a time from one stream: a permutation of all, epoch after
-    epoch."""
+    """Return the sequences of each step, ``size`` at a time from one stream of permutations, epoch after epoch."""
     stream: list[int] = []
     while len(stream) < size * steps:
         stream += permutation(n, seed, 1 + len(stream) // n)
     return [stream[step * size : (step + 1) * size] for step in range(steps)]
 
 
-# --- model and steps
-# ------------------------------------------------------------------------------------------------------
-
-
 def load(folder: str, adapter: str | None = None) -> Any:
-    """Load a model folder, and perhaps a PEFT adapter on it, in float64."""
     from peft import PeftModel
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -175,7 +155,6 @@ def root_mean_square_norm(module: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def loss_sum(model: Any, row: Row) -> torch.Tensor:
-    """Return the loss of a row, alone in its batch, summed over its targets."""
     ids = torch.tensor([row.ids])
     logits = model(input_ids=ids).logits
     if row.label is not None:
@@ -185,7 +164,6 @@ def loss_sum(model: Any, row: Row) -> torch.Tensor:
 
 
 def mean_loss(model: Any, rows: list[Row]) -> float:
-    """Return the mean of the loss over all targets of the rows."""
     model.eval()
     with torch.no_grad():
         total = sum(float(loss_sum(model, row)) for row in rows if row.targets)
@@ -194,8 +172,7 @@ def mean_loss(model: Any, rows: list[Row]) -> float:
 
 
 def rate(spec: dict[str, Any], step: int) -> float:
-    """Return the learning rate of a step (from 1): the n-th of N warm-up steps takes n/N of it, the end of the schedule
-    is 0."""
+    """Return the learning rate of a step (from 1): the n-th of N warm-up steps takes n/N of it; the schedule ends at 0."""
     full, warm, steps = setting(spec, "train", "lr"), setting(spec, "train", "warmup_steps"), spec["train"]["max_steps"]
     if step <= warm:
         return full * step / warm
@@ -205,7 +182,6 @@ def rate(spec: dict[str, Any], step: int) -> float:
 
 
 def trained_weights(model: Any) -> dict[str, torch.Tensor]:
-    """Return copies of the parameters that are trained."""
     return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
 
 
@@ -216,23 +192,15 @@ def train(spec: dict[str, Any], ranks: int, adapter: str | None = None) -> Outco
     folder = spec["model"]["name"]
     model = load(folder, adapter)
     for module in model.modules() if adapter is not None else ():
-        if isinstance(
-            getattr(module, "scaling", None), dict
-        ):  # from the spec, not from the file that the package wrote
+        if isinstance(getattr(module, "scaling", None), dict):  # not from the file that the package wrote
             module.scaling["default"] = spec["adapter"]["alpha"] / spec["adapter"]["r"]
     rows, held = read_rows(spec, AutoTokenizer.from_pretrained(folder))
     sequences = sequences_of(rows, spec)
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     decay = setting(spec, "train", "weight_decay")
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [p for _, p in named if p.ndim > 1], "weight_decay": decay},
-            {"params": [p for _, p in named if p.ndim <= 1], "weight_decay": 0.0},
-        ],
-        betas=(0.9, 0.999),
-        eps=1e-8,
-        foreach=False,
-    )
+    matrices = {"params": [p for _, p in named if p.ndim > 1], "weight_decay": decay}
+    others = {"params": [p for _, p in named if p.ndim <= 1], "weight_decay": 0.0}
+    optimizer = torch.optim.AdamW([matrices, others], betas=(0.9, 0.999), eps=1e-8, foreach=False)
     size = ranks * setting(spec, "train", "micro_batch_size") * setting(spec, "train", "grad_accum")
     out = Outcome([], [], [], [mean_loss(model, held)], 0, 0, trained_weights(model), {})
     limit = setting(spec, "train", "max_grad_norm")

@@ -1,12 +1,12 @@
 """What a planted fault does to its process. Each act first writes a mark, whose time is that of the fault."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 MARKS = "CHAOS_MARKS"
@@ -19,31 +19,25 @@ def mark(name: str) -> None:
         (Path(folder) / f"{name}.{os.environ['RANK']}").touch()
 
 
+ENDS: dict[str, Callable[[], object]] = {
+    "exit7": lambda: sys.exit(7),
+    "exittext": lambda: sys.exit("the planted text of chaos"),
+    "exit0": lambda: os._exit(0),
+    "exit3": lambda: os._exit(3),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "segv": lambda: ctypes.string_at(0),
+    "sleep": lambda: time.sleep(3600),
+    "import": lambda: import_module("no_such_module_of_chaos"),
+}
+
+
 def act(how: str, where: str, seconds: float = 0.0) -> None:
     """Do `how` at `where`; ``hold`` and ``pace`` return after `seconds`, the others end or stop the process."""
-    if how == "pace":
-        time.sleep(seconds)
-        return
-    mark(where)
-    if how == "hold":
+    if how != "pace":
+        mark(where)
+    if how in ("pace", "hold"):
         time.sleep(seconds)
     elif how == "raise":
         raise ValueError("planted by chaos")
-    elif how == "import":
-        import no_such_module_of_chaos  # noqa: F401 # pyright: ignore
-    elif how == "exit7":
-        sys.exit(7)
-    elif how == "exittext":
-        sys.exit("the planted text of chaos")
-    elif how == "exit0":
-        os._exit(0)
-    elif how == "exit3":
-        os._exit(3)
-    elif how == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    elif how == "segv":
-        ctypes.string_at(0)
-    elif how == "sleep":
-        time.sleep(3600)
     else:
-        raise AssertionError(how)
+        ENDS[how]()

@@ -4,8 +4,6 @@ A place is a function of the training code. It is wrapped when its module is imp
 early.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.abc
 import importlib.machinery
@@ -51,8 +49,6 @@ def wrap(owner: Any, name: str, plants: list[dict[str, Any]]) -> None:
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Wraps functions of a module right after it was executed."""
-
     def __init__(self, plants: list[dict[str, Any]]) -> None:
         self.plants, self.busy = plants, False
 

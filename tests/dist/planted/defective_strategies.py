@@ -1,7 +1,5 @@
 """Strategies that are not what they say; a test puts them into the registry of its own run."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 
@@ -9,22 +7,16 @@ from allranks.train.strategies.data_parallel import SimpleDDPAccumulating
 from allranks.train.strategies.gradient_sync import gradient_of
 
 
-class Silent(SimpleDDPAccumulating):
-    """Leaves synchronisation out."""
-
+class Silent(SimpleDDPAccumulating):  # leaves synchronisation out
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()
 
 
-class Late(SimpleDDPAccumulating):
-    """Claims overlap, but reduces after backward."""
-
+class Late(SimpleDDPAccumulating):  # claims overlap, but reduces after backward
     claims_overlap = True
 
 
-class Twice(SimpleDDPAccumulating):
-    """Sends every gradient twice."""
-
+class Twice(SimpleDDPAccumulating):  # sends every gradient twice
     def backward(self, loss: torch.Tensor) -> None:
         super().backward(loss)
         for _, parameter in self._named:
@@ -32,9 +24,7 @@ class Twice(SimpleDDPAccumulating):
             dist.all_reduce(parameter.grad.clone(), group=self._group)
 
 
-class Lazy(SimpleDDPAccumulating):
-    """Leaves out every third update."""
-
+class Lazy(SimpleDDPAccumulating):  # leaves out every third update
     turn = 0
 
     def step(self) -> torch.Tensor:
@@ -45,24 +35,17 @@ class Lazy(SimpleDDPAccumulating):
         return torch.zeros(())
 
 
-class Broken(SimpleDDPAccumulating):
-    """Fails on one rank before it talks."""
-
+class Broken(SimpleDDPAccumulating):  # fails on one rank before it talks
     def backward(self, loss: torch.Tensor) -> None:
         raise RuntimeError("not today")
 
 
-class Undivided(SimpleDDPAccumulating):
-    """Forgets the division by the number of ranks. AdamW hides that: its update does not depend on the gradient's
-    size."""
-
+class Undivided(SimpleDDPAccumulating):  # forgets the division by the number of ranks, which AdamW hides
     def backward(self, loss: torch.Tensor) -> None:
         super().backward(loss * dist.get_world_size(self._group))
 
 
-class Tiring(SimpleDDPAccumulating):
-    """Stops reducing after the first seven steps."""
-
+class Tiring(SimpleDDPAccumulating):  # stops reducing after the first seven steps
     turn = 0
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -74,8 +57,7 @@ class Tiring(SimpleDDPAccumulating):
 
 
 class Halfway(SimpleDDPAccumulating):
-    """Sends all gradients, but takes the average of only every second one; the others stay this rank's own."""
-
+    # sends all gradients, but takes the average of only every second one; the others stay this rank's own
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()
         if not self._micro.last:
@@ -88,8 +70,7 @@ class Halfway(SimpleDDPAccumulating):
 
 
 class LocalNorm(SimpleDDPAccumulating):
-    """Clips by the norm of this rank's own gradient before averaging, and reports the norm of the average."""
-
+    # clips by the norm of this rank's own gradient before averaging, and reports the norm of the average
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()
         if not self._micro.last:

@@ -1,7 +1,5 @@
 """Faults in the ranks of a test's run: ``SMOKE_PLANT`` names one. Nothing else of the run knows of them."""
 
-from __future__ import annotations
-
 import os
 import sys
 
@@ -9,7 +7,6 @@ NCCL = "n1:42:77 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] [send] via NET/Socket
 
 
 def missing_rank() -> None:
-    """Rank 1 is gone before it begins."""
     if os.environ["RANK"] == "1":
         os._exit(3)
 
@@ -22,15 +19,12 @@ def saved_by_rank_0_alone() -> None:
 
 
 def float32_inputs() -> None:
-    """Whatever the model's dtype."""
     import torch
 
     from allranks.train import tasks
 
     usual = tasks.noise_batch
-    tasks.noise_batch = lambda data, tokens, rows, width, dtype: usual(
-        data, tokens, rows, width=width, dtype=torch.float32
-    )
+    tasks.noise_batch = lambda *args, dtype, **more: usual(*args, dtype=torch.float32, **more)
 
 
 def gradients_not_synchronised() -> None:

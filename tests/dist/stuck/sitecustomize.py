@@ -1,5 +1,4 @@
-"""Makes ranks of a test's run stand still, as ``STUCK=HOW:RANK:CALL;...`` says: at their CALL-th batch, in the path of
-their data."""
+"""Makes ranks of a test's run stand still or fail at their CALL-th batch, as ``STUCK=HOW:RANK:CALL;...`` says."""
 
 import os
 import time
@@ -77,6 +76,24 @@ def hold_the_interpreter() -> None:
     mutex, libc = ctypes.create_string_buffer(64), ctypes.PyDLL(None)
     for _ in range(2):  # a sleep would end with the first signal
         libc.pthread_mutex_lock(mutex)
+
+
+def nan_evaluation() -> None:
+    """From now on the loss of every evaluation is NaN."""
+    import torch
+
+    from allranks.train.evaluation import Evaluator
+
+    plain = Evaluator._score
+    Evaluator._score = lambda self, rows: plain(self, rows) * torch.tensor([float("nan"), 1, 1, 1])
+
+
+def fail_beside_a_collective() -> None:
+    """While the peers wait in a collective, and leaving the process group takes for ever, as that of NCCL does."""
+    import torch.distributed as dist
+
+    dist.destroy_process_group = lambda *args: sleep_forever()
+    raise RuntimeError("planted failure")
 
 
 def _plant(how: str, rank: int, call: int) -> None:
