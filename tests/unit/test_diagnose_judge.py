@@ -129,9 +129,7 @@ TWO = {"a": f"[2025-02-04 10:00:09,0] [rank0] {DISK}", "b": f"[2025-02-04 10:00:
     [
         # how causes weigh against each other
         ([DEVICE, "srun: error: n2: task 5: Exited with exit code 1"], ["invalid_device"], 5, ""),
-        ([f"[rank1]: {DEVICE}", "[rank0]: step 3/9 loss 2.0"], ["invalid_device"], 1, ""),
         ([LOST, "Failed to initialize NVML"], ["no_gpu"], None, ""),
-        ([f"[rank0]: {LOST}", f"[rank1]: {LABELS}"], ["application_error"], 1, "labels"),
         ([AWAY], ["rendezvous_unreachable"], 1, ""),
         ([AWAY, "[rank0]: bind: Address already in use"], ["port_in_use"], 0, ""),
         ([PREEMPTED, CANCELLED], ["slurm_preempted"], None, ""),
@@ -191,7 +189,6 @@ TWO = {"a": f"[2025-02-04 10:00:09,0] [rank0] {DISK}", "b": f"[2025-02-04 10:00:
         ([OPTIMIZER, "ValueError: a", *["quiet"] * 80, "step 7/9 loss 2.0", oom()], ["cuda_oom", "application_error"], None, ""),
         ([OPTIMIZER, *["quiet"] * 250, oom()], ["cuda_oom"], None, ""),
         ([f"{r}: {line}" for r in (0, 1) for line in (OPTIMIZER, oom())], ["cuda_oom_optimizer_step"], None, ""),
-        ([OPTIMIZER, oom()], ["cuda_oom_optimizer_step"], None, ""),
         ([SGD, oom()], ["cuda_oom_optimizer_step"], None, ""),
         ([*CLOSURE, LINEAR, oom()], ["cuda_oom"], None, ""),
         ([*CLOSURE, OPTIMIZER, oom()], ["cuda_oom_optimizer_step"], None, ""),
@@ -328,7 +325,6 @@ OFI = "NCCL INFO NET/OFI Could not disable CUDA API usage\nNCCL INFO Using netwo
     [
         ("NCCL INFO NET/Plugin: Plugin load returned 2 : libnccl-net.so: cannot open shared object file", []),
         ("FileNotFoundError: [Errno 2] No such file or directory: '/nccl-Ab12Cd'", ["shm_removed"]),
-        ("bench/test.py FAILED", []),
         ("gpu burn test on node-3: FAILED", ["node_unhealthy"]),
         ("RuntimeError: Distributed package doesn't have NCCL built in", ["library_missing"]),
         ("ValueError: Free memory on device cuda:1 (3.1/79.2 GiB) on startup is less than desired", ["cuda_oom"]),
@@ -351,7 +347,6 @@ OFI = "NCCL INFO NET/OFI Could not disable CUDA API usage\nNCCL INFO Using netwo
         ("4711_3   train   gpu   lab   8 CANCELLED      0:15", ["slurm_cancelled"]),
         ("4711.batch   batch   lab   8 CANCELLED      0:15", []),
         ("  ran for 600011 milliseconds before timing out", ["collective_hang"]),
-        ("the probe ran for 60 milliseconds", []),
         ("Last enqueued NCCL work: 2, last completed NCCL work: -1", ["first_collective_failed"]),
         ("Last enqueued NCCL work: -1, last completed NCCL work: -1", []),
         ("Last enqueued NCCL work: 2, last completed NCCL work: 2", []),

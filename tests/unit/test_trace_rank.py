@@ -50,17 +50,13 @@ def times(rank: RankReport) -> dict[str, float]:
 
 def test_streams_are_merged_and_annotations_and_synchronisation_are_no_work(tmp_path: Path) -> None:
     events = [
-        step(1, 0, 1000),
-        kernel("gemm", 100, 300, stream=7),
-        kernel("gemm", 200, 400, stream=13),
-        nccl("allreduce", 350, 600, 0),
-        span("gpu_memcpy", "Memcpy DtoH", 550, 700, 7, 0),
-        span("gpu_memset", "Memset", 300, 320, 7, 0),
+        step(1, 0, 1000), nccl("allreduce", 350, 600, 0),
+        kernel("gemm", 100, 300, stream=7), kernel("gemm", 200, 400, stream=13),
+        span("gpu_memcpy", "Memcpy DtoH", 550, 700, 7, 0), span("gpu_memset", "Memset", 300, 320, 7, 0),
         span("gpu_user_annotation", "nccl:all_reduce", 350, 900, 20, 0),
         span("gpu_user_annotation", "backward", 0, 1000, 7, 0),
-        span("cuda_sync", "Context Sync", 400, 900, 7, 0),
-        span("overhead", "Activity Buffer Request", 400, 900, 7, 0),
-    ]
+        span("cuda_sync", "Context Sync", 400, 900, 7, 0), span("overhead", "Activity Buffer", 400, 900, 7, 0),
+    ]  # fmt: skip
     rank = rank_of(tmp_path, events)
     assert times(rank) == {
         "span": 1000, "compute": 300, "exposed_comm": 200, "copy": 100, "idle": 400,
@@ -133,39 +129,34 @@ def test_gloo_spans_are_named_by_their_calls(tmp_path: Path) -> None:
     assert by_kind["all_reduce"].busbw_bytes_s == pytest.approx(256 / 20e-6 * 2 * 3 / 4)
 
 
-def test_a_hook_that_blocks_in_backward_is_exposed_communication_and_not_compute(tmp_path: Path) -> None:
-    """The node's span holds the hook's waiting; HTA and a sum over outermost operators would call it compute."""
-    node = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
-    events = [
-        step(1, 0, 1000), *RUNLOOPS,
-        op("autograd::engine::evaluate_function: MmBackward0", 100, 300, sequence=1), op("aten::mm", 120, 290),
-        op(node, 300, 800), op("torch::autograd::AccumulateGrad", 310, 790),
-        op("aten::detach", 320, 330), op("c10d::allreduce_", 340, 360),
-        mark("gloo:all_reduce", 370, 780, GLOO, in_dims=[[9]], in_types=["float"]),
-    ]  # fmt: skip
-    found = times(rank_of(tmp_path, events))
-    assert found["exposed_comm"] == found["comm"] == 410
-    assert found["compute"] == (340 - 100) + (370 - 360) + (800 - 780)
+NODE = "autograd::engine::evaluate_function"
+RUNS = {"in_dims": [[9]], "in_types": ["float"]}
+HOOK = [  # the node's span holds the hook's waiting; a sum over outermost operators would call it compute
+    *RUNLOOPS, op(f"{NODE}: MmBackward0", 100, 300, sequence=1), op("aten::mm", 120, 290),
+    op(f"{NODE}: torch::autograd::AccumulateGrad", 300, 800), op("torch::autograd::AccumulateGrad", 310, 790),
+    op("aten::detach", 320, 330), op("c10d::allreduce_", 340, 360), mark("gloo:all_reduce", 370, 780, GLOO, **RUNS),
+]  # fmt: skip
+OTHER_THREAD = [  # the wait lasts longer than gloo's span
+    op("aten::mm", 200, 400, AUTOGRAD), op("aten::addmm", 100, 250), op("_c10d_functional::wait_tensor", 500, 700),
+    op("aten::copy_", 550, 560), mark("gloo:all_reduce", 300, 650, GLOO, **RUNS),
+]  # fmt: skip
+OWN_THREAD = [*RUNLOOPS, mark("gloo:all_reduce", 300, 650, GLOO, **RUNS), op("aten::copy_", 310, 600, GLOO)]
 
 
-def test_compute_of_another_thread_hides_communication(tmp_path: Path) -> None:
-    events = [
-        step(1, 0, 1000),
-        op("aten::mm", 200, 400, AUTOGRAD), op("aten::addmm", 100, 250),
-        op("_c10d_functional::wait_tensor", 500, 700), op("aten::copy_", 550, 560),
-        mark("gloo:all_reduce", 300, 650, GLOO, in_dims=[[9]], in_types=["float"]),
-    ]  # fmt: skip
-    found = times(rank_of(tmp_path, events))  # the wait lasts longer than gloo's span
-    assert (found["compute"], found["comm"], found["overlapped_comm"]) == (300, 400, 100)
-
-
-def test_what_gloos_own_threads_run_is_part_of_the_collective(tmp_path: Path) -> None:
-    events = [
-        step(1, 0, 1000), *RUNLOOPS,
-        mark("gloo:all_reduce", 300, 650, GLOO, in_dims=[[9]], in_types=["float"]), op("aten::copy_", 310, 600, GLOO),
-    ]  # fmt: skip
-    found = times(rank_of(tmp_path, events))
-    assert (found["compute"], found["exposed_comm"]) == (0, 350)
+@pytest.mark.parametrize(
+    ("events", "compute", "comm", "exposed"),
+    [
+        (HOOK, (340 - 100) + (370 - 360) + (800 - 780), 410, 410),
+        (OTHER_THREAD, 300, 400, 300),
+        (OWN_THREAD, 0, 350, 350),
+    ],
+    ids=["a hook that blocks in backward", "compute of another thread", "what gloo's threads run"],
+)
+def test_compute_and_communication(
+    tmp_path: Path, events: list[Event], compute: float, comm: float, exposed: float
+) -> None:
+    found = times(rank_of(tmp_path, [step(1, 0, 1000), *events]))
+    assert (found["compute"], found["comm"], found["exposed_comm"]) == (compute, comm, exposed)
 
 
 # phases
@@ -218,9 +209,8 @@ def test_operators_count_without_what_they_called(tmp_path: Path) -> None:
 
 def test_memory_keeps_its_peak_when_thinned(tmp_path: Path) -> None:
     events = [memory(i, i % 100, 10_000) for i in range(5000)]
-    rank = rank_of(
-        tmp_path, [step(1, 0, 6000), op("aten::mm", 1, 2), *events, memory(2500.5, 7777), memory(3, 5, 0, 0)]
-    )
+    events += [step(1, 0, 6000), op("aten::mm", 1, 2), memory(2500.5, 7777), memory(3, 5, 0, 0)]
+    rank = rank_of(tmp_path, events)
     gpu, cpu = ({m.device: m for m in rank.memory}[name] for name in ("gpu:0", "cpu"))
     assert (gpu.peak_bytes, gpu.last_bytes, gpu.peak_reserved_bytes, cpu.peak_bytes) == (7777, 99, 10_000, 5)
     assert max(size for _, size in gpu.points) == 7777 and len(gpu.points) <= 402

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -42,23 +43,16 @@ CASES: dict[str, Scenario] = {
 SHARED = [name for name, s in CASES.items() if s.world - len(s.absent) > 1]  # with something to pair
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
-    """Each case once: the truth, and the one report that the analysis gives."""
-    known: dict[str, Made] = {}
-
-    def of(name: str) -> Made:
-        if name not in known:
-            known[name] = make(CASES[name], tmp_path_factory.mktemp(name))
-        return known[name]
-
-    return of
-
-
 def make(scenario: Scenario, folder: Path) -> Made:
     truth = generate(scenario, folder)
     (report,) = analyse([folder], workers=1)
     return truth, report
+
+
+@cache
+def made(name: str) -> Made:
+    with TemporaryDirectory() as folder:
+        return make(CASES[name], Path(folder))
 
 
 def rank_of(report: TraceReport, number: int) -> RankReport:
@@ -80,7 +74,7 @@ def assert_step(found: Any, true: StepTruth) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_how_each_step_of_each_rank_spent_its_time(made: Callable[[str], Made], name: str) -> None:
+def test_how_each_step_of_each_rank_spent_its_time(name: str) -> None:
     truth, report = made(name)
     assert tuple(r.rank for r in report.ranks) == truth.ranks
     for rank in report.ranks:
@@ -95,7 +89,7 @@ def test_how_each_step_of_each_rank_spent_its_time(made: Callable[[str], Made], 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_collectives_by_kind_with_bytes_time_and_bandwidth(made: Callable[[str], Made], name: str) -> None:
+def test_collectives_by_kind_with_bytes_time_and_bandwidth(name: str) -> None:
     truth, report = made(name)
     assert {r.kind for r in report.collectives} == {c.kind for c in truth.collectives}
     for row in report.collectives:
@@ -120,7 +114,7 @@ def match(report: TraceReport, c: CollectiveTruth, many: bool) -> PairReport:
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_waiting_transfer_and_the_last_rank_of_each_collective(made: Callable[[str], Made], name: str) -> None:
+def test_waiting_transfer_and_the_last_rank_of_each_collective(name: str) -> None:
     truth, report = made(name)
     assert report.pairing.paired == len(truth.collectives)
     assert report.pairing.unpaired == 0
@@ -142,10 +136,7 @@ def test_waiting_transfer_and_the_last_rank_of_each_collective(made: Callable[[s
         assert rows[rank].max_late_s == seconds(max(mine, default=0))
         assert rows[rank].pairs == len(truth.collectives)
 
-
-@pytest.mark.parametrize("name", SHARED)
-def test_clock_offsets_are_found_from_the_ends_of_collectives(made: Callable[[str], Made], name: str) -> None:
-    truth, report = made(name)
+    # clock offsets are found from the ends of collectives
     base = rank_of(report, truth.ranks[0]).clock_offset_s
     for rank in report.ranks:
         assert rank.clock_offset_s - base == seconds(truth.offset_us[rank.rank])
@@ -157,7 +148,7 @@ def test_clock_offsets_are_found_from_the_ends_of_collectives(made: Callable[[st
 
 # without marks the phase is guessed from operators, which the generator has none of
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.part_marks])
-def test_the_phase_that_each_collective_was_launched_in(made: Callable[[str], Made], name: str) -> None:
+def test_the_phase_that_each_collective_was_launched_in(name: str) -> None:
     truth, report = made(name)
     for c in truth.collectives:
         same = [x for x in truth.collectives if (x.step, x.kind) == (c.step, c.kind)]

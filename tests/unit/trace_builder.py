@@ -9,6 +9,7 @@ from typing import Any
 
 Event = dict[str, Any]
 PID, MAIN, AUTOGRAD, GLOO = 100, 100, 101, 111
+BASE = 1_700_000_000_000_000_000  # nanoseconds
 
 
 def span(cat: str, name: str, start: float, end: float, tid: Any = MAIN, pid: Any = PID, **args: Any) -> Event:
@@ -73,12 +74,8 @@ def thread(tid: Any, name: str) -> Event:
 
 
 def document(
-    events: list[Event],
-    rank: int | None = 0,
-    world: int | None = 1,
-    backend: str = "gloo",
-    base: int = 1_700_000_000_000_000_000,
-) -> dict[str, Any]:
+    events: list[Event], rank: int | None = 0, world: int | None = 1, backend: str = "gloo", base: int = BASE
+) -> Event:
     """A whole trace."""
     info: dict[str, Any] = {"backend": backend}
     if rank is not None:
