@@ -148,14 +148,11 @@ def _collectives(s: Scenario, number: int, steps: list[StepOf], keys: dict[str, 
     made: list[Collective] = []
     last_end = 0
 
-    def add(
-        group: str, kind: str, elements: int, transfer: int, stream: int, arrived: list[int], ready: list[int]
-    ) -> int:
-        end = max(arrived) + transfer
+    def add(group: str, kind: str, elements: int, took: int, stream: int, arrived: list[int], ready: list[int]) -> int:
+        end = max(arrived) + took
         members = {r: Member(ready[r] - LEAD + 2, arrived[r], end) for r in range(s.world)}
-        made.append(
-            Collective(number, len(made), group, keys[group], kind, elements, transfer, "backward", stream, members)
-        )
+        key = keys[group]
+        made.append(Collective(number, len(made), group, key, kind, elements, took, "backward", stream, members))
         keys[group] += 1
         return end
 

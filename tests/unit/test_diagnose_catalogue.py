@@ -89,9 +89,7 @@ def test_a_match_contains_an_anchor_at_the_start_of_a_word(regex: str, anchors: 
 
 def test_no_pattern_names_a_sample() -> None:
     """A rule that knows a host, a path or a job number of the samples would pass there and nowhere else."""
-    words = {
-        w for path in shared("logs").glob("*.log") for w in re.findall(r"\b(?:[a-z]+\d{3,}|\d{5,})\b", path.read_text())
-    }
+    words = {w for p in shared("logs").glob("*.log") for w in re.findall(r"\b(?:[a-z]+\d{3,}|\d{5,})\b", p.read_text())}
     words -= {"sha256"}
     everything = [p for e in CATALOGUE.values() for p in e.patterns] + [p for ps in FACT_PATTERNS.values() for p in ps]
     for pattern in everything:

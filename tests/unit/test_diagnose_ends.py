@@ -109,9 +109,7 @@ STALLED = (
 )
 REVOKED = "salloc: Relinquishing job allocation 7\nsalloc: Job allocation 7 has been revoked."
 GRAD = "step {n} loss 2.1 grad_norm: {v}"
-MIXED = "\n".join(
-    f"step {n} loss nan\nstep={n}, skipped=0, lr=[1e-05]\nglobal_step={n} samples/s 3.1" for n in range(9)
-)
+MIXED = "\n".join(f"step {n} loss nan\nstep={n}, skipped=0, lr=[1e-05]\nglobal_step={n} samples/s 3" for n in range(9))
 TIMEOUT = "slurmstepd: error: *** JOB 9 ON n1 CANCELLED AT 2025-02-04T03:05:00 DUE TO TIME LIMIT ***"
 ADDRESS = "srun: error: Task launch for StepId=7.0 failed on node n9: Can't find an address, check slurm.conf"
 
@@ -203,6 +201,10 @@ NO_CAUSE = {
         "CUDA error handling is enabled\nNCCL error checks: on",
         "NCCL_ASYNC_ERROR_HANDLING=1\nwatchdog timeout(ms)=600000",
         "Saving checkpoints every 500 steps to out\nresults written to out/log every 10 steps",
+        *(
+            f"{end}\n{QUIET}"
+            for end in ("Training completed in 5 s", "{'train_runtime': 12.5, 'train_loss': 1.0}", STEPS)
+        ),
         f"{STAMP[:-5]} WARNING] request timed out, retrying",  # what a logger calls a warning is no sign
     ),
     "healthy": (
@@ -239,9 +241,7 @@ NO_CAUSE = {
 }
 
 
-@pytest.mark.parametrize(
-    ("text", "verdict"), [(text, verdict) for verdict, texts in NO_CAUSE.items() for text in texts]
-)
+@pytest.mark.parametrize(("text", "verdict"), [(text, name) for name, texts in NO_CAUSE.items() for text in texts])
 def test_the_verdict_of_a_text_without_a_cause(tmp_path: Path, text: str, verdict: str) -> None:
     assert answer(of(tmp_path, f"{START}\n{text}")) == (verdict, [])
     with_steps = f"{text}\n{STEPS}" if verdict == "incomplete" else f"{STEPS}\n{text}"
@@ -277,11 +277,6 @@ def test_a_failure_of_no_class_is_unexplained_and_its_emitter_is_named(tmp_path:
     assert found.unexplained.evidence[0].text in line
 
 
-@pytest.mark.parametrize("end", ["Training completed in 5 s", "{'train_runtime': 12.5, 'train_loss': 1.0}", STEPS])
-def test_health_needs_progress_or_completion_at_the_end(tmp_path: Path, end: str) -> None:
-    assert of(tmp_path, f"starting\n{end}\n{QUIET}").verdict == "incomplete"
-
-
 def test_records_of_ranks_that_succeeded_or_saved_when_they_were_stopped_are_healthy(tmp_path: Path) -> None:
     record = {"host": "n1", "failed": [], "succeeded": [{"rank": 0, "host": "n1", "exitcode": 0, "time": 1.7e9}]}
     logs = {"n1.rank0.log": "no progress is printed"}
@@ -294,19 +289,3 @@ def test_records_of_ranks_that_succeeded_or_saved_when_they_were_stopped_are_hea
 def test_what_the_job_survived_is_a_remark(tmp_path: Path, line: str) -> None:
     assert of(tmp_path, f"{STEPS}\n{line}").verdict in ("found", "unexplained")
     assert answer(of(tmp_path, f"{STEPS}\n{line}\nretrying\n{STEPS}")) == ("healthy", [])
-
-
-def test_one_more_step_of_another_rank_is_no_survival(tmp_path: Path) -> None:
-    assert ids(of(tmp_path, f"{STEPS}\n[rank1]: KeyError: 'labels'\nstep 31/900 loss 1.2")) == ["application_error"]
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "NET/OFI configured attributes handshake completed",
-        "process 12 reached the unreachable code path table",
-        "RuntimeError: Invalid partition of the graph",
-    ],
-)
-def test_a_class_is_not_named_by_a_part_of_a_word_or_by_another_emitter(tmp_path: Path, line: str) -> None:
-    assert not {"rdma_unreachable", "slurm_submit_rejected", "roce_gid_index"} & set(ids(of(tmp_path, line)))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.diagnose_examples import DEVICE, DISK, ids, of, oom
+from tests.unit.diagnose_examples import DEVICE, DISK, STEPS, ids, of, oom
 
 WATCHDOG = (
     "[rank{rank}]:[E204 03:04:05.000001 ProcessGroupNCCL.cpp:632] [Rank {rank}] Watchdog caught collective operation "
@@ -111,7 +111,7 @@ NODE_FAILURE = (
     f"allranks 12:34:16 node 0 = n1 eth0 10.7.0.11: ranks 0-0\n{ADDRESS}\nslurmstepd-n1: error: *** JOB 6 ON n1 "
     "CANCELLED AT 2026-11-26T05:48:11 DUE TO NODE FAILURE, SEE SLURMCTLD LOG ***"
 )
-AWAY_N2 = LOST.replace("127.0.0.1", "10.7.0.12")
+AWAY_N2, AWAY_N3 = (LOST.replace("127.0.0.1", f"10.7.0.{n}") for n in (12, 13))
 LOST_BY_BOTH = {"n1.rank0.log": AWAY_N2, "n3.rank2.log": AWAY_N2}
 SILENT = {"n2.rank1.log": "step 3 loss 0.2"}
 ALL_STEP = dict.fromkeys(LOST_BY_BOTH | SILENT, "step 3 loss 0.2")
@@ -138,6 +138,7 @@ TWO = {"a": f"[2025-02-04 10:00:09,0] [rank0] {DISK}", "b": f"[2025-02-04 10:00:
         ([DEVICE, f"[rank1]: {LABELS}"], ["invalid_device", "application_error"], None, ""),
         ([LABELS, *(f"step {n}/9 loss 1.0" for n in (2, 3, 4))], [], None, ""),
         (["step 2/9 loss 1.0", LABELS], ["application_error"], None, ""),
+        ([STEPS, f"[rank1]: {LABELS}", "step 31/900 loss 1.2"], ["application_error"], 1, ""),  # a step of another rank
         ([BARE], ["collective_hang"], None, "does not say why"),
         ([BARE, DEVICE], ["invalid_device"], None, ""),
         (["misc/ibvwrap.cc:7 ibv_modify_qp failed"], [], None, ""),
@@ -215,6 +216,9 @@ TWO = {"a": f"[2025-02-04 10:00:09,0] [rank0] {DISK}", "b": f"[2025-02-04 10:00:
         # the others name an address; the rank that says nothing or the launcher's lines tell whose it is
         (LOST_BY_BOTH | SILENT, ["peer_died_first"], (1, "n2"), ""),
         (LOST_BY_BOTH | {"slurm.log": ADDRESS}, ["peer_died_first"], (None, "n2"), ""),
+        ({"n1.rank0.log": AWAY_N2, "n3.rank2.log": AWAY_N3}, ["peer_died_first"], (None, None), "a peer disconnected"),
+        ({"n3.rank2.log": AWAY_N2}, ["peer_died_first"], (None, "10.7.0.12"), "10.7.0.12"),
+        ({"n1.rank0.log": LOST, "n3.rank2.log": LOST}, ["peer_died_first"], (None, None), "a peer disconnected"),
         (LOST_BY_BOTH | {"slurm.log": "srun: error: Node failure on n2"}, ["node_unhealthy"], (None, "n2"), ""),
         # the batch script's node prints the message of a node that failed, and is not that node
         (LOST_BY_BOTH | SILENT | {"slurm.log": NODE_FAILURE}, ["node_unhealthy"], (None, "n2"), ""),
@@ -356,6 +360,10 @@ OFI = "NCCL INFO NET/OFI Could not disable CUDA API usage\nNCCL INFO Using netwo
         ("[rank0]: torch.OutOfMemoryError: CUDA out of\n[rank0]: memory. Tried to allocate 2.00 GiB", ["cuda_oom"]),
         ("[rank0]: RuntimeError: CUDA error: invalid\n[rank1]: ok\n[rank0]: device ordinal", ["invalid_device"]),
         (ESCAPED, ["application_error"]),
+        # a part of a word, or another emitter
+        ("NET/OFI configured attributes handshake completed", []),
+        ("process 12 reached the unreachable code path table", []),
+        ("RuntimeError: Invalid partition of the graph", ["application_error"]),
         # harmless values of structured messages
         (f"{XID}45, pid=77, name=python, Ch 00000010", []),
         (f"{XID}154, GPU recovery action changed from 0x0 (None) to 0x0 (None)", []),

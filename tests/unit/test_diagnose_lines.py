@@ -54,9 +54,7 @@ def test_emitter_and_severity(text: str, emitter: str, severity: str) -> None:
         ("(TrainWorker pid=77, ip=10.0.0.3) ", None, "10.0.0.3"),
     ],
 )
-def test_prefixes_are_stripped_from_a_traceback(
-    tmp_path: Path, prefix: str, rank: int | None, host: str | None
-) -> None:
+def test_prefixes_of_a_traceback_are_stripped(tmp_path: Path, prefix: str, rank: int | None, host: str | None) -> None:
     lines = ["Traceback (most recent call last):", '  File "/w/a.py", line 3, in main', "KeyError: 'labels'"]
     found = of(tmp_path, "\n".join(prefix + line for line in lines))
     assert ids(found) == ["application_error"]
@@ -64,9 +62,7 @@ def test_prefixes_are_stripped_from_a_traceback(
     assert (found.findings[0].rank, found.findings[0].host) == (rank, host)
 
 
-@pytest.mark.parametrize(
-    "raw", [b"\x1b[31m\x1b[1m{}\x1b[0m", b"[31m{}[0m", rb"\u001b[31m{}\u001b[0m", b"^[[31m{}^[[0m"]
-)
+@pytest.mark.parametrize("raw", [b"\x1b[31m\x1b[1m{}\x1b[0m", b"[31m{}[0m", rb"\u001b[31m{}\u001b[0m", b"^[[1m{}^[[0m"])
 def test_escape_codes_are_removed_in_any_spelling(raw: bytes) -> None:
     assert strip_escapes(raw.replace(b"{}", b"red")) == b"red"
     assert strip_escapes(b"x[3] took [5m] a[31]m") == b"x[3] took [5m] a[31]m"

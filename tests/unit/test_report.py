@@ -464,9 +464,8 @@ def test_ranks_that_lost_their_cpu_time_are_not_called_slow(tmp_path: Path) -> N
     ]
     loads = [{"host": "a", "taken_share": 0.1, "cores": 2}, {"host": "b", "taken_share": 0.5, "others_cores": 1.25}, 3]
     links = [{"host": "a", "peer": "b", "ranks": [0, 1, "x"], "lossy": True, "resent_share": 0.04}, {"host": None}]
-    data = read_run_data(
-        begun(tmp_path).write(metrics={"own_time": {"ranks": own}, "machine_load": loads, "links": links})
-    )
+    metrics = {"own_time": {"ranks": own}, "machine_load": loads, "links": links}
+    data = read_run_data(begun(tmp_path).write(metrics=metrics))
     said = [row[-1] for row in texts(straggler_table(data))]
     assert said == ["its CPU time was taken", "slow: the others wait; reason not known", ""]
     assert [(row[0], row[2]) for row in texts(machine_table(data))] == [("b", "50.0%"), ("a", "10.0%")]

@@ -120,9 +120,7 @@ def test_an_abort_is_told_as_far_as_the_log_goes(log: str, said: str, others: di
         (None, "Slurm's memory limit send it too", "host_oom"),
     ],
 )
-def test_a_kill_for_lack_of_memory_is_told_from_others(
-    tmp_path: Path, for_memory: bool | None, said: str, kind: str
-) -> None:
+def test_a_kill_for_memory_is_told_from_others(tmp_path: Path, for_memory: bool | None, said: str, kind: str) -> None:
     end = RankEnd(rank=2, host="n2", pid=5, exitcode=-9, time=1.7e9, done=False, killed_for_memory=for_memory)
     first = find_first_failure([end], [], {})
     assert first is not None and said in first.message

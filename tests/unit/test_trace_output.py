@@ -51,9 +51,8 @@ def plain(blocks: Any, width: int = 80) -> list[str]:
 
 
 def test_columns_are_aligned_and_quoted_text_sends_no_codes() -> None:
-    lines = list(
-        text_lines([Table("a title", ("name", "n"), [("x", "1,\n22"), (Cell("long\x1b[31m", "red"), "3")])], 9)
-    )
+    table = Table("a title", ("name", "n"), [("x", "1,\n22"), (Cell("long\x1b[31m", "red"), "3")])
+    lines = list(text_lines([table], 9))
     assert [click.unstyle(line) for line in lines] == ["a title", "name   n", "x     1,", "      22", "long   3"]
     assert lines[4].count("\x1b[31m") == 1
 
@@ -118,9 +117,7 @@ def test_the_verb_does_not_load_rich(folder: Path, base: TraceReport) -> None:
     assert shown.splitlines()[-1] == "False" and "Time by rank" in shown
 
 
-def test_a_working_folder_with_modules_of_the_same_names_changes_nothing(
-    folder: Path, base: TraceReport, tmp_path: Path
-) -> None:
+def test_modules_in_the_working_folder_change_nothing(folder: Path, base: TraceReport, tmp_path: Path) -> None:
     """Readers are processes of their own; they must not import from where the user happens to be."""
     (tmp_path / "msgspec.py").write_text("raise SystemExit('wrong one')")
     code = (
