@@ -57,14 +57,8 @@ def rows_file(tmp_path: Path) -> Path:
 
 def write_rows(path: Path, n: int) -> None:
     """`n` instruction rows of uneven length."""
-    rows = [
-        {
-            "instruction": f"Say the number {i}" + " please" * (i % 7),
-            "input": "again" * (i % 3),
-            "output": f"number {i} " + "yes " * (i % 5),
-        }
-        for i in range(n)
-    ]
+    words = [(f"Say the number {i}" + " please" * (i % 7), "again" * (i % 3), "yes " * (i % 5)) for i in range(n)]
+    rows = [{"instruction": a, "input": b, "output": f"number {i} {c}"} for i, (a, b, c) in enumerate(words)]
     path.write_text(json.dumps(rows))
 
 
@@ -76,18 +70,12 @@ def without_stdin(verb: str) -> subprocess.CompletedProcess[str]:
 
 def tiny_spec(source: str | Path, tmp_path: Path, **sections: dict[str, Any]) -> dict[str, Any]:
     """A spec that trains in a second or two."""
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     spec: dict[str, Any] = {
         "name": "t",
         "model": {
             "name": "tiny:mistral",
-            "config": {
-                "hidden_size": 32,
-                "intermediate_size": 64,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 4,
-                "num_key_value_heads": 2,
-                "vocab_size": 320,
-            },
+            "config": {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 320, **layers},
         },
         "data": {"source": str(source), "max_length": 64, "eval_fraction": 0.2},
         "adapter": {"type": "lora", "r": 4, "dropout": 0.1, "targets": ["q_proj", "v_proj"]},
@@ -109,10 +97,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     reasons = "; ".join(f"{n} x {why}" for why, n in _skips.items()) or "nothing"
     terminalreporter.write_line(f"skipped: {reasons}")
     if _left["n"]:
-        files = sum(not names for names in usual.FILES.values())
-        terminalreporter.write_line(
-            f"left for make test-all or make lint: {_left['n']} tests, and {files} files (tests/usual.py)"
-        )
+        left = f"{_left['n']} tests, and {sum(not names for names in usual.FILES.values())} files (tests/usual.py)"
+        terminalreporter.write_line(f"left for make test-all or make lint: {left}")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -132,14 +118,8 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 def _how_late(item: pytest.Item) -> int:
     """The cluster's tests, which go one by one, and whole runs begin early, or they would be left over at the end."""
-    return next(
-        (
-            i
-            for i, folder in enumerate(("cluster", "chaos", "dist", "reference"))
-            if folder in item.path.relative_to(REPO).parts
-        ),
-        4,
-    )
+    folders = ("cluster", "chaos", "dist", "reference")
+    return min((i for i, name in enumerate(folders) if name in item.path.relative_to(REPO).parts), default=4)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -22,11 +22,9 @@ import pytest
 
 from tests import sampling
 
-SHARE_A_RUN = {
-    *(f"tests/dist/test_{name}.py" for name in ("best", "failures_a", "failures_b", "run")),
-    "tests/cluster/test_preemption.py",
-    "tests/chaos/test_chaos.py::test_a_fault_under_slurm",
-}
+DIST = ("best", "failures_a", "failures_b", "run")
+SHARE_A_RUN = {"tests/cluster/test_preemption.py", "tests/chaos/test_chaos.py::test_a_fault_under_slurm"}
+SHARE_A_RUN |= {f"tests/dist/test_{name}.py" for name in DIST}
 QUICK = ("tests/unit/", "tests/lint/", "tests/golden/", "tests/security/")
 CLUSTER = "tests/cluster/"
 WORKER = "ALLRANKS_TEST_WORKER"
@@ -126,8 +124,6 @@ class Forks:
         elif kind == "report":
             report = hook.pytest_report_from_serializable(config=session.config, data=data[0])
             hook.pytest_runtest_logreport(report=report)
-        elif kind == "warning":
-            hook.pytest_warning_recorded.call_historic(kwargs=data[0])
         return True
 
     def _report_death(self, session: pytest.Session, worker: Worker) -> None:
@@ -148,16 +144,9 @@ class Teller:
         data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
         self._link.send(("report", data))
 
-    def pytest_warning_recorded(self, warning_message: Any, when: str, nodeid: str, location: Any) -> None:
-        said: Any = type(warning_message)(
-            str(warning_message.message), warning_message.category, warning_message.filename, warning_message.lineno
-        )
-        self._link.send(("warning", {"warning_message": said, "when": when, "nodeid": nodeid, "location": location}))
-
 
 def _work(session: pytest.Session, number: int, link: Connection) -> None:
-    """Be a worker: run what the other process gives, one test ahead, because pytest tears down what the next does not
-    need."""
+    """Be a worker: run what is given, one test ahead, because pytest tears down what the next does not need."""
     code = 1
     try:
         os.environ[WORKER] = str(number)

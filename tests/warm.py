@@ -1,15 +1,10 @@
 """Processes forked from one that has imported what they need: verbs of allranks, whole runs, and the ranks of
 distributed tests.
 
-Importing torch and transformers takes longer than most tests do. Each process is one of its own all the same: its own
-memory, its own signals, its own gloo, its own end. In a run that is started here, the launcher forks its agent and the
-agent forks its ranks where they would otherwise start a Python (`fork_instead`): parents and children, sessions,
-arguments and variables in /proc are the same, and allranks itself is imported anew in each. What only a new interpreter
-shows is left to tests that start one: imports themselves, other hash seeds, users' own programs, every agent of a
-cluster, the memory of a rank.
-
-``python -m tests.warm KIND FD`` listens on a socket for all workers of a test session. See `serve` for what it is
-asked.
+Importing torch and transformers takes longer than most tests do. In a run that is started here, the launcher forks its
+agent and the agent forks its ranks where they would otherwise start a Python (`fork_instead`): parents and children,
+sessions, arguments and variables in /proc are the same, and allranks itself is imported anew in each. What only a new
+interpreter shows is left to tests that start one. ``python -m tests.warm KIND FD`` serves all workers of a session.
 """
 
 from __future__ import annotations
@@ -20,12 +15,10 @@ import faulthandler
 import fcntl
 import gc
 import io
-import json
 import logging
 import os
 import random
 import runpy
-import selectors
 import signal
 import socket
 import subprocess
@@ -37,6 +30,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from importlib import import_module
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -46,26 +40,15 @@ from tests.forks import WORKER
 REPO = Path(__file__).resolve().parent.parent
 ANEW = "ALLRANKS_TEST_ANEW"
 HEAVY = (
-    "torch",
-    "torch.distributed.fsdp",
-    "torch.distributed.optim",
-    "transformers",
+    "torch", "torch.distributed.fsdp", "torch.distributed.optim", "transformers",
     "transformers.models.mistral.modeling_mistral",
-    "transformers.models.bert.modeling_bert",
-    "transformers.models.glm4_moe.modeling_glm4_moe",
-    "transformers.trainer",
-    "peft",
-    "accelerate",
-    "datasets",
-)
-
+    "transformers.models.bert.modeling_bert", "transformers.models.glm4_moe.modeling_glm4_moe", "transformers.trainer",
+    "peft", "accelerate", "datasets",
+)  # fmt: skip
 DEEPSPEED = (
-    "deepspeed",
-    "deepspeed.module_inject.auto_ep_layer",
-    "deepspeed.ops.op_builder.all_ops",
-    "deepspeed.runtime.zero.muon.muon_optimizer",
-    "deepspeed.runtime.superoffload.superoffload_stage3",
-)
+    "deepspeed", "deepspeed.module_inject.auto_ep_layer", "deepspeed.ops.op_builder.all_ops",
+    "deepspeed.runtime.zero.muon.muon_optimizer", "deepspeed.runtime.superoffload.superoffload_stage3",
+)  # fmt: skip
 """With what it imports when an engine is made."""
 
 
@@ -131,12 +114,12 @@ class Forked:
         self.args, self._warm, self.pid = argv, warm, 0
         self.returncode: int | None = None
 
-    def wait(self, timeout: float | None = None) -> int:
-        end = None if timeout is None else time.monotonic() + timeout
+    def wait(self, timeout: float = float("inf")) -> int:
+        end = time.monotonic() + timeout
         while self.poll() is None:
-            if end is not None and time.monotonic() > end:
-                raise subprocess.TimeoutExpired(self.args, timeout or 0)
-            self._warm.listen(0.5 if end is None else max(0.01, min(0.5, end - time.monotonic())))
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            self._warm.listen(max(0.01, min(0.5, end - time.monotonic())))
         return self.returncode or 0
 
     def poll(self) -> int | None:
@@ -157,38 +140,33 @@ class Warm:
     _all: dict[str, Warm] = {}  # noqa: RUF012
 
     def __init__(self, kind: str) -> None:
-        self._lock, self._rest, self._born = threading.RLock(), b"", 0
+        self._lock = threading.RLock()
         self._processes: dict[int, Forked] = {}
         session = os.getppid() if WORKER in os.environ else os.getpid()
-        self._path = f"{tempfile.gettempdir()}/allranks-warm-{session}-{kind.replace(' ', '-')}"
-        with Path(f"{self._path}.lock").open("w") as lock:
+        path = f"{tempfile.gettempdir()}/allranks-warm-{session}-{kind.replace(' ', '-')}"
+        with Path(f"{path}.lock").open("w") as lock, socket.socket(socket.AF_UNIX) as link:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            self._socket = socket.socket(socket.AF_UNIX)
             try:
-                self._socket.connect(self._path)
+                link.connect(path)
             except OSError:
-                self._start(kind)
-                self._socket.connect(self._path)
+                self._start(kind, path)
+                link.connect(path)
+            self._link = Connection(link.detach())
 
-    def _start(self, kind: str) -> None:
-        Path(self._path).unlink(missing_ok=True)
+    def _start(self, kind: str, path: str) -> None:
+        Path(path).unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(self._path)
+            listener.bind(path)
             listener.listen(64)
-            path = [str(REPO), str(REPO / "src"), os.environ.get("PYTHONPATH", "")]
-            env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, path))}
+            places = [str(REPO), str(REPO / "src"), os.environ.get("PYTHONPATH", "")]
             # room for the arguments and variables of what is forked, see `show_in_proc`
+            env = {**os.environ, "OMP_NUM_THREADS": "1", "ALLRANKS_TEST_ROOM": " " * 20000}
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, places))
             command = [sys.executable, "-m", "tests.warm", kind, str(listener.fileno()), " " * 2000]
-            env["ALLRANKS_TEST_ROOM"] = " " * 20000
             subprocess.Popen(
-                [*KINDS[kind][1], *command],
-                env=env,
-                cwd=REPO,
-                stdin=subprocess.DEVNULL,
-                stdout=2,
-                pass_fds=[listener.fileno()],
-                start_new_session=True,
-            )
+                [*KINDS[kind][1], *command], env=env, cwd=REPO, stdin=subprocess.DEVNULL, stdout=2,
+                pass_fds=[listener.fileno()], start_new_session=True,
+            )  # fmt: skip
 
     @classmethod
     def get(cls, kind: str) -> Warm:
@@ -199,20 +177,13 @@ class Warm:
     def listen(self, seconds: float) -> None:
         """Take the answers that come within this time; return after the first."""
         with self._lock:
-            self._socket.settimeout(max(seconds, 0.0))
-            try:
-                piece = self._socket.recv(1 << 16)
-            except (TimeoutError, BlockingIOError):
-                return
-            assert piece, "the process that forks others has died"
-            *lines, self._rest = (self._rest + piece).split(b"\n")
-            for line in lines:
-                answer = json.loads(line)
-                if "ended" in answer:
-                    self._processes.pop(answer["ended"]).returncode = answer["code"]
+            while self._link.poll(max(seconds, 0.0)):
+                pid, code = self._link.recv()  # an EOFError: the process that forks others has died
+                if code is None:
+                    self._processes[pid], self._next.pid = self._next, pid
                 else:
-                    self._processes[answer["pid"]] = self._next
-                    self._next.pid = answer["pid"]
+                    self._processes.pop(pid).returncode = code
+                seconds = 0
 
     def start(
         self,
@@ -234,13 +205,11 @@ class Warm:
             source: its standard input.
             session: whether it leads a session.
         """
-        files = {"output": str(output), "errors": str(errors or output), "source": str(source)}
-        wanted = {"call": call, "argv": argv, "env": dict(env), "cwd": str(cwd), "session": session, **files}
+        files = (str(source), str(output), str(errors or output))
         with self._lock:
-            self._next = Forked(self, argv)
-            self._socket.settimeout(60)
-            self._socket.sendall(json.dumps(wanted).encode() + b"\n")
-            made, end = self._next, time.monotonic() + 280
+            made, end = Forked(self, argv), time.monotonic() + 280
+            self._next = made
+            self._link.send((call, argv, dict(env), str(cwd), session, files))
             while not made.pid:
                 assert time.monotonic() < end, "nothing was forked in time"
                 self.listen(1)
@@ -270,15 +239,10 @@ def start_verb(
     errors = more.get("errors")
     with Path(more.get("source", os.devnull)).open("rb") as stdin, output.open("wb") as out, ExitStack() as stack:
         err = stack.enter_context(errors.open("wb")) if errors else subprocess.STDOUT
+        streams = {"stdin": stdin, "stdout": out, "stderr": err}
         command = [sys.executable, "-m", "allranks.cli.main", *words]
         return subprocess.Popen(
-            command,
-            env=env,
-            cwd=more.get("cwd"),
-            stdin=stdin,
-            stdout=out,
-            stderr=err,
-            start_new_session=more.get("session", False),
+            command, env=env, cwd=more.get("cwd"), start_new_session=more.get("session", False), **streams
         )
 
 
@@ -312,8 +276,7 @@ def allranks(
 
 
 def main() -> None:
-    load = KINDS[sys.argv[1]][0]
-    load()
+    KINDS[sys.argv[1]][0]()
     wake, waker = os.pipe()
     os.set_blocking(waker, False)
     signal.set_wakeup_fd(waker)
@@ -322,67 +285,56 @@ def main() -> None:
 
 
 def serve(listener: socket.socket, wake: int) -> None:
-    """Fork at each request, a line of JSON; answer with the process's id, and once more with its exit status when it
-    has ended.
-
-    Processes whose worker has gone are killed; without workers this one ends.
-    """
-    rests: dict[socket.socket, bytes] = {}
-    alive: dict[int, socket.socket] = {}
-    select = selectors.DefaultSelector()
-    select.register(listener, selectors.EVENT_READ)
-    select.register(wake, selectors.EVENT_READ)
+    """Fork at requests; answer with the process's id, and its exit status when it has ended; end without workers."""
+    workers: list[Connection] = []
+    alive: dict[int, Connection] = {}
     while True:
-        for key, _ in select.select():
-            if key.fileobj == wake:
+        for ready in wait([listener, wake, *workers]):
+            if isinstance(ready, int):
                 os.read(wake, 4096)
                 reap(alive)
-            elif key.fileobj is listener:
-                worker, _ = listener.accept()
-                rests[worker] = b""
-                select.register(worker, selectors.EVENT_READ)
+            elif isinstance(ready, socket.socket):
+                workers.append(Connection(listener.accept()[0].detach()))
             else:
-                worker: Any = key.fileobj
-                piece = worker.recv(1 << 16)
-                *lines, rests[worker] = (rests[worker] + piece).split(b"\n")
-                for line in lines:
-                    pid = fork(json.loads(line))
-                    alive[pid] = worker
-                    tell(worker, pid=pid)
-                if not piece:
+                worker: Any = ready
+                try:
+                    pid = fork(*worker.recv())
+                except (EOFError, ConnectionResetError):
                     for pid in [pid for pid, own in alive.items() if own is worker]:
                         os.kill(pid, signal.SIGKILL)
-                    select.unregister(worker)
-                    del rests[worker]
+                    workers.remove(worker)
                     worker.close()
-                    if not rests:
+                    if not workers:
                         Path(listener.getsockname()).unlink(missing_ok=True)
                         return
+                else:
+                    alive[pid] = worker
+                    tell(worker, pid, None)
 
 
-def reap(alive: dict[int, socket.socket]) -> None:
+def reap(alive: dict[int, Connection]) -> None:
     while alive:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
             return
-        tell(alive.pop(pid), ended=pid, code=os.waitstatus_to_exitcode(status))
+        tell(alive.pop(pid), pid, os.waitstatus_to_exitcode(status))
 
 
-def tell(worker: socket.socket, **what: int) -> None:
+def tell(worker: Connection, pid: int, code: int | None) -> None:
     with suppress(OSError):  # it has gone
-        worker.sendall(json.dumps(what).encode() + b"\n")
+        worker.send((pid, code))
 
 
-def fork(wanted: dict[str, Any]) -> int:
+def fork(call: str, argv: list[str], env: dict[str, str], cwd: str, session: bool, files: tuple[str, str, str]) -> int:
     pid = os.fork()
     if pid:
         return pid
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    source, output = os.open(wanted["source"], os.O_RDONLY), os.open(wanted["output"], flags, 0o644)
-    errors = output if wanted["errors"] == wanted["output"] else os.open(wanted["errors"], flags, 0o644)
-    if wanted["session"]:
+    source, output = os.open(files[0], os.O_RDONLY), os.open(files[1], flags, 0o644)
+    errors = output if files[2] == files[1] else os.open(files[2], flags, 0o644)
+    if session:
         os.setsid()
-    end_with(CALLS[wanted["call"]], wanted["argv"], wanted["env"], wanted["cwd"], (source, output, errors))
+    end_with(CALLS[call], argv, env, cwd, (source, output, errors))
 
 
 def end_with(
@@ -452,22 +404,14 @@ def show_in_proc(argv: list[str], env: Mapping[str, str]) -> None:
     """Write arguments and variables where the kernel reads them for /proc; what has no room is left out."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     places = [int(field) for field in fields[45:49]]  # begin and end of the arguments, begin and end of the environment
-    for low, high, texts in (
-        (places[0], places[1], argv),
-        (places[2], places[3], [f"{k}={v}" for k, v in env.items()]),
-    ):
+    variables = [f"{k}={v}" for k, v in env.items()]
+    for low, high, texts in ((places[0], places[1], argv), (places[2], places[3], variables)):
         data = b"".join(os.fsencode(text) + b"\0" for text in texts)[: high - low - 1]
         ctypes.memmove(low, data.ljust(high - low, b"\0"), high - low)
 
 
-FORKED = (
-    "allranks.launch.agent",
-    "allranks.launch.rank",
-    "allranks.cli.main",
-    "allranks.train.generate",
-    "allranks.train.export",
-    "allranks.train.inspection",
-)
+FORKED = [f"allranks.{name}" for name in ("launch.agent", "launch.rank", "cli.main")]
+FORKED += [f"allranks.train.{name}" for name in ("generate", "export", "inspection")]
 _execute_child: Any = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 
 
@@ -482,8 +426,7 @@ def fork_instead(
     env: Any,
     *more: Any,
 ) -> None:
-    """In place of `subprocess.Popen._execute_child`: fork where a module of allranks would be started in a new
-    interpreter."""
+    """In place of `subprocess.Popen._execute_child`: fork where a module of allranks would be started anew."""
     _, _, _, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *_, new_session, _ = more
     words = [word for word in args if word != "-u"] if isinstance(args, list) else []
     if words[:2] != [sys.executable, "-m"] or words[2] not in FORKED or _is_own_program(words):

@@ -1,7 +1,5 @@
 """A real Slurm of three nodes, shared by all tests of a session, and put right again after each of them.
 
-    def test_it(box: Box, shared: Path): box.run(["srun", "hostname"], cwd=shared)
-
 `box` is three nodes (n1 to n3) with two announced GPUs each; the interface of n2 is called eno1. `shared` is a folder
 that every node sees; pytest's own tmp_path lies in /tmp, of which each node has its own. `make_box` starts others.
 """
@@ -13,6 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -23,6 +22,7 @@ from allranks.lab.cluster import Box, BoxOptions, down, requirements, up
 from allranks.lab.cluster.box import box_names
 from allranks.lab.cluster.faults import heal
 from allranks.nodes.slurm.endpoints import NAME_VARIABLE
+from tests.cluster.helpers import queue
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -50,36 +50,43 @@ def left_by_a_dead_session(name: str) -> bool:
     return word == "test" and pid.isdigit() and not psutil.pid_exists(int(pid))
 
 
+@contextmanager
+def selected(options: BoxOptions) -> Iterator[Box]:
+    """A box that the verbs of this process find."""
+    box = up(options)
+    try:
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv(NAME_VARIABLE, box.name)
+            yield box
+    finally:
+        down(box.name)
+
+
 @pytest.fixture(scope="session")
 def session_box() -> Iterator[Box]:
     """The box itself; tests take `box`, which heals it after them."""
     for name in box_names():
         if left_by_a_dead_session(name):
             down(name)
-    name = f"test-{os.getpid()}"  # of this process: tests are imported in the one that its workers are forked from
-    box = up(BoxOptions(name=name, gpus={"": 2}, interfaces={"n2": "eno1"}, partitions=("main", "gpu")))
-    before = os.environ.get(NAME_VARIABLE)
-    os.environ[NAME_VARIABLE] = box.name
-    yield box
-    down(name)
-    os.environ.pop(NAME_VARIABLE, None)
-    if before is not None:
-        os.environ[NAME_VARIABLE] = before
+    # of this process: tests are imported in the one that its workers are forked from
+    name, interfaces = f"test-{os.getpid()}", {"n2": "eno1"}
+    with selected(BoxOptions(name=name, gpus={"": 2}, interfaces=interfaces, partitions=("main", "gpu"))) as box:
+        yield box
 
 
 @pytest.fixture
 def box(session_box: Box) -> Iterator[Box]:
     """Three idle nodes; afterwards all faults are healed and all jobs are gone."""
     yield session_box
-    heal(session_box)
-    session_box.run(["scancel", "--full", f"--user={session_box.plan.user}"], cwd="/")
-    end_jobs(session_box)
+    tidy(session_box)
 
 
-def end_jobs(box: Box, timeout_s: float = 30) -> None:
-    """Waits until the queue is empty."""
+def tidy(box: Box, timeout_s: float = 30) -> None:
+    """Heal all faults, cancel all jobs, and wait until the queue is empty."""
+    heal(box)
+    box.run(["scancel", "--full", f"--user={box.plan.user}"], cwd="/")
     deadline = time.monotonic() + timeout_s
-    while box.run(["squeue", "--noheader"], cwd="/").stdout.strip():
+    while queue(box):
         assert time.monotonic() < deadline, "jobs do not end"
         time.sleep(0.1)
 
@@ -106,3 +113,15 @@ def make_box() -> Iterator[Callable[..., Box]]:
     yield make
     for name in names:
         down(name)
+
+
+@pytest.fixture
+def use_box(make_box: Callable[..., Box], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Box]:
+    """Starts a box that the test's verbs use instead of the session's."""
+
+    def use(name: str, **options: object) -> Box:
+        box = make_box(f"{name}-{os.getpid()}", **options)
+        monkeypatch.setenv(NAME_VARIABLE, box.name)
+        return box
+
+    return use

@@ -25,13 +25,7 @@ def cli_environment(**values: str) -> dict[str, str]:
 def cli(*words: str, text: str | None = None, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
     """Runs ``allranks cluster WORDS``."""
     return subprocess.run(
-        [*CLI, *words],
-        env=cli_environment(),
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
+        [*CLI, *words], env=cli_environment(), input=text, capture_output=True, text=True, timeout=timeout_s
     )
 
 
@@ -54,8 +48,7 @@ def submit(box: Box, folder: Path, script: str, *options: str) -> str:
 
 def job_state(box: Box, job: str) -> str:
     """Slurm's word for a job, such as RUNNING or COMPLETED."""
-    shown = box.run(["scontrol", "--oneliner", "show", "job", job], cwd="/").stdout
-    return dict(word.split("=", 1) for word in shown.split() if "=" in word).get("JobState", "")
+    return records_of(box, job).get("JobState", "")
 
 
 def wait_state(box: Box, job: str, *states: str, timeout_s: float = 60) -> None:
@@ -76,9 +69,18 @@ def connects(box: Box, source: str, target: str, timeout_s: float = 1.0) -> bool
     return box.run(["python3", "-c", code], node=source, cwd="/").returncode == 0
 
 
+def records_of(box: Box, job: str) -> dict[str, str]:
+    """What Slurm shows of a job."""
+    shown = box.run(["scontrol", "--oneliner", "show", "job", job], cwd="/").stdout
+    return dict(word.split("=", 1) for word in shown.split() if "=" in word)
+
+
+def queue(box: Box) -> str:
+    return box.run(["squeue", "--noheader", "--format=%i"], cwd="/").stdout.strip()
+
+
 def machine(name: str) -> dict[str, list[str]]:
-    """What a box of that name must not leave on the machine: interfaces, mounts, files. Other boxes may come and go
-    meanwhile."""
+    """What a box of that name must not leave: interfaces, mounts, files. Other boxes may come and go meanwhile."""
     state = state_root()
     others = [path for path in state.glob("*") if path.name != name]
     links = subprocess.run(["ip", "-br", "link"], capture_output=True, text=True, timeout=10, check=True).stdout

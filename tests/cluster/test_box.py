@@ -1,30 +1,45 @@
 # ruff: noqa: S108 - /tmp of the nodes is meant
-"""The cluster in a box: what a node is, what Slurm does on it, and that nothing of it is left."""
+"""The cluster in a box: what a node is and what Slurm does on it, faults, starting and ending, plans for its nodes."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import socket
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
-from allranks.lab.cluster import Box, find_box, processes
+from allranks.errors import EnvironmentNotAble, RequestError
+from allranks.lab.cluster import Box, HiddenFolder, down, find_box, lifecycle, processes, requirements
 from allranks.lab.cluster.box import box_status
-from tests.cluster.helpers import CLI, cli, cli_environment, job_state, on, submit, wait_for, wait_state
-
-ALL_REDUCE = """
-import os, socket, torch, torch.distributed as dist
-dist.init_process_group("gloo")
-value = torch.tensor([float(dist.get_rank())])
-dist.all_reduce(value)
-words = ["REDUCED", socket.gethostname(), dist.get_rank(), dist.get_world_size(), value.item()]
-os.write(1, (" ".join(map(str, words)) + "\\n").encode())  # one call: print may write a line in pieces
-dist.destroy_process_group()
-"""
+from allranks.lab.cluster.faults import FAULTS, heal, inject, injected
+from allranks.nodes.slurm.answers import JobInfo, NodeInfo
+from allranks.nodes.slurm.commands import Slurm, find_slurm
+from allranks.nodes.slurm.endpoints import NAME_VARIABLE, find_endpoint, read_endpoint
+from allranks.utils.machine import visible_gpus
+from tests.cluster.helpers import (
+    CLI,
+    SRC,
+    box_spaces,
+    cli,
+    cli_environment,
+    connects,
+    job_state,
+    machine,
+    on,
+    submit,
+    wait_for,
+    wait_state,
+)
+from tests.cluster.runs import allranks
+from tests.conftest import tiny_spec
+from tests.other_users import run_as
 
 
 def test_three_nodes_are_idle(box: Box) -> None:
@@ -92,31 +107,6 @@ def _arguments(pid: int) -> list[str]:
         return []
 
 
-def test_torchrun_all_reduces_over_three_nodes_with_two_ranks_each(box: Box, shared: Path) -> None:
-    pytest.importorskip("torch")
-    (shared / "reduce.py").write_text(ALL_REDUCE)
-    launch = (
-        f"export MASTER=$(getent hosts $(scontrol show hostnames | head -1) | cut -d' ' -f1)\n"
-        f"srun bash -c 'exec {sys.executable} -m torch.distributed.run --nnodes=3 --nproc-per-node=2 "
-        f"--node-rank=$SLURM_NODEID --master-addr=$MASTER --master-port=20111 {shared}/reduce.py'\n"
-    )
-    job = submit(box, shared, launch, "--nodes=3", "--ntasks-per-node=1")
-    wait_state(box, job, "COMPLETED", "FAILED", timeout_s=120)
-    lines = sorted(line for line in (shared / f"out-{job}").read_text().splitlines() if line.startswith("REDUCED"))
-    assert lines == [f"REDUCED n{1 + rank // 2} {rank} 6 15.0" for rank in range(6)]
-
-
-def test_the_environment_reaches_ranks_with_commas_and_spaces(box: Box, shared: Path) -> None:
-    os.environ["BOX_TEST_VALUE"] = "^lo,docker0 and 'more'"
-    try:
-        job = submit(box, shared, "srun --ntasks=2 printenv BOX_TEST_VALUE SLURM_CONF\n", "--nodes=2")
-    finally:
-        del os.environ["BOX_TEST_VALUE"]
-    wait_state(box, job, "COMPLETED")
-    expected = ["^lo,docker0 and 'more'", str(box.folder.slurm_conf)]
-    assert sorted((shared / f"out-{job}").read_text().splitlines()) == sorted(expected * 2)
-
-
 def test_slurm_commands_work_without_any_environment(box: Box) -> None:
     done = box.run(["srun", "--export=NONE", "/usr/bin/env", "-i", "/usr/bin/squeue", "--noheader", "--format=%T"])
     assert done.stdout.strip() == "RUNNING", done.stderr
@@ -138,48 +128,6 @@ def test_slurm_refuses_what_it_should_and_test_only_submits_nothing(box: Box) ->
     assert box.run(["squeue", "--noheader"]).stdout == ""
 
 
-def test_sbcast_and_salloc(box: Box, shared: Path) -> None:
-    if box.plan.rootless:
-        pytest.skip("sbcast needs root: slurmd drops its groups for it")
-    (shared / "file").write_text("once\n")
-    done = box.run(["salloc", "--nodes=3", "sh", "-c", f"sbcast {shared}/file /tmp/copy && srun cat /tmp/copy"])
-    assert done.stdout.split() == ["once"] * 3, done.stderr
-
-
-def test_scancel_and_signals_reach_the_batch_script(box: Box, shared: Path) -> None:
-    script = "trap 'echo stopped; exit 0' USR1\necho ready\nwhile :; do sleep 0.1; done\n"
-    job = submit(box, shared, script)
-    wait_for(lambda: "ready" in _read(shared / f"out-{job}"))
-    box.run(["scancel", "--batch", "--signal=USR1", job])
-    wait_state(box, job, "COMPLETED")
-    assert "stopped" in _read(shared / f"out-{job}")
-    other = submit(box, shared, "sleep 100\n")
-    wait_state(box, other, "RUNNING")
-    box.run(["scancel", other])
-    wait_state(box, other, "CANCELLED", timeout_s=20)
-
-
-def _read(path: Path) -> str:
-    return path.read_text() if path.exists() else ""
-
-
-def test_a_requeued_job_runs_again_within_seconds(box: Box, shared: Path) -> None:
-    script = 'echo run ${SLURM_RESTART_COUNT:-0}\n[ -n "$SLURM_RESTART_COUNT" ] || scontrol requeue $SLURM_JOB_ID\n'
-    job = submit(box, shared, script + "sleep 0.5\n", "--requeue", "--open-mode=append")
-    wait_for(lambda: "run 1" in _read(shared / f"out-{job}"), 30, "the second run")
-    wait_state(box, job, "COMPLETED")
-    assert _read(shared / f"out-{job}").startswith("run 0\n")
-
-
-@pytest.mark.full
-def test_the_signal_before_the_time_limit(box: Box, shared: Path) -> None:
-    script = "trap 'echo warned; exit 0' USR1\nwhile :; do sleep 0.1; done\n"
-    job = submit(box, shared, script, "--time=1", "--signal=B:USR1@60")
-    wait_state(box, job, "COMPLETED", "TIMEOUT", timeout_s=90)
-    said = [line for line in _read(shared / f"out-{job}").splitlines() if not line.startswith("slurmstepd")]
-    assert (job_state(box, job), said) == ("COMPLETED", ["warned"])
-
-
 def test_find_box_and_its_prefix_from_inside_too(box: Box) -> None:
     found = find_box()
     assert found is not None and found.identity == box.identity
@@ -196,3 +144,341 @@ def test_status_is_one_json_document(box: Box) -> None:
     shown = json.loads(done.stdout)
     assert (done.returncode, shown["up"], shown["healthy"], len(shown["nodes"])) == (0, True, True, 3)
     assert [node["interface"] for node in shown["nodes"]] == ["eth0", "eno1", "eth0"]
+
+
+LISTEN = "import socket; s=socket.create_server(('', 7777)); c=s.accept()[0]\nwhile c.recv(1<<20): pass\nc.send(b'end')"
+SEND = """
+import socket, sys, time
+s = socket.create_connection((sys.argv[1], 7777), 5)
+began = time.time(); s.sendall(bytes(int(sys.argv[2]))); s.shutdown(1); s.recv(9)
+print(time.time() - began)
+"""
+
+
+def _ranks_script(shared: Path) -> str:
+    (shared / "rank.sh").write_text("export RANK=$SLURM_PROCID\nexec sleep 300\n")
+    return f"srun --kill-on-bad-exit=1 sh {shared}/rank.sh\n"
+
+
+def test_kill_rank_ends_that_rank_and_no_other(box: Box, shared: Path) -> None:
+    job = submit(box, shared, _ranks_script(shared), "--nodes=3", "--ntasks-per-node=2")
+
+    def sleepers(node: str) -> list[int]:
+        space = processes.namespace(box.init(node), "pid")
+        pids = processes.in_namespaces("pid", [space] if space else [])
+        names = {pid: processes.status(pid)["Name"] for pid in pids if processes.environment(pid).get("RANK")}
+        return [pid for pid, name in names.items() if name == "sleep"]
+
+    wait_for(lambda: sum(len(sleepers(node)) for node in box.node_names) == 6)
+    stopped = inject(box, "kill-rank", rank="5", signal="STOP")
+    assert stopped.detail["nodes"] == "n3"
+    states = [processes.status(pid)["State"][0] for node in box.node_names for pid in sleepers(node)]
+    assert sorted(states) == ["S"] * 5 + ["T"]
+    done = cli("fault", "kill-rank", "3", "--job", job)
+    assert done.returncode == 0, done.stderr
+    wait_state(box, job, "FAILED", timeout_s=30)
+    output = (shared / f"out-{job}").read_text()
+    assert "n2: task 3: Killed" in output
+    with pytest.raises(RequestError, match="No process of rank 3"):
+        inject(box, "kill-rank", rank="3", job=job)
+
+
+def test_kill_node_ends_all_of_it_and_healing_starts_it_anew(box: Box, shared: Path) -> None:
+    on(box, "n3", "touch", "/tmp/before")
+    inject(box, "hide-folder", "n3", path=str(shared))
+    old = box.init("n3")
+    inject(box, "kill-node", "n3")
+    assert not processes.alive(old)
+    assert not connects(box, "n1", "n3")
+    assert [node.running for node in box_status(box).nodes] == [True, True, False]
+    with pytest.raises(EnvironmentNotAble, match="fault heal n3"):
+        box.node_prefix("n3")
+    assert [record.kind for record in heal(box, "n3")] == ["kill-node"]
+    assert connects(box, "n1", "n3")
+    assert on(box, "n3", "ls", "-A", "/tmp") == ""
+    assert "n3" in box.run(["srun", "--nodelist=n3", "hostname"]).stdout
+
+
+def test_slurmd_and_slurmctld_stop_and_restart(box: Box, shared: Path) -> None:
+    job = submit(box, shared, "sleep 300\n", "--nodelist=n2")
+    wait_state(box, job, "RUNNING")
+    with injected(box, "stop-slurmd", "n2"):
+        assert not connects(box, "n1", "n2")
+    assert connects(box, "n1", "n2")
+    with injected(box, "stop-slurmctld"):
+        done = cli("status", "--json")
+        assert done.returncode == 1 and '"controller": false' in done.stdout
+    assert job_state(box, job) == "RUNNING"
+    inject(box, "restart-slurmd", "n2")
+    inject(box, "restart-slurmctld")
+    assert job_state(box, job) == "RUNNING"
+
+
+def test_a_cut_link_is_silent_and_an_interface_down_is_not(box: Box) -> None:
+    code = "import socket\ntry: socket.create_connection(('n1', 6818), 1.5)\nexcept OSError as e: print(repr(e), e)"
+    with injected(box, "cut-link", "n2"):
+        assert on(box, "n2", "cat", "/sys/class/net/eno1/operstate") == "up"
+        assert "timed out" in on(box, "n2", "python3", "-c", code)
+        assert connects(box, "n1", "n3")
+    wait_for(lambda: connects(box, "n2", "n1"), 10)  # the neighbour's address may have to be resolved again
+    with injected(box, "interface-down", "n2"):
+        assert on(box, "n2", "cat", "/sys/class/net/eno1/operstate") == "down"
+        assert "unreachable" in on(box, "n2", "python3", "-c", code)
+    wait_for(lambda: connects(box, "n2", "n1") and connects(box, "n1", "n2"), 10)
+
+
+def _transfer_s(box: Box, source: str, target: str, amount: int) -> float:
+    listener = subprocess.Popen([*box.node_prefix(target, "/"), "python3", "-c", LISTEN])
+    try:
+        wait_for(lambda: ":7777" in on(box, target, "ss", "-ltn"), 10)
+        return float(on(box, source, "python3", "-c", SEND, target, str(amount)))
+    finally:
+        listener.terminate()
+        listener.wait(timeout=10)
+
+
+def test_a_slow_link_is_slow_in_both_directions(box: Box) -> None:
+    amount = 2_500_000
+    with injected(box, "slow-link", "n2", rate="10mbit"):
+        assert 1.5 < _transfer_s(box, "n2", "n1", amount) < 6
+        assert 1.5 < _transfer_s(box, "n1", "n2", amount) < 6
+        assert _transfer_s(box, "n1", "n3", amount) < 1
+    assert _transfer_s(box, "n1", "n2", amount) < 1
+    with pytest.raises(RequestError, match="--rate 10"):
+        inject(box, "slow-link", "n2", rate="10")
+
+
+def test_a_full_disk_takes_nothing_more_and_costs_no_memory(box: Box, shared: Path) -> None:
+    on(box, "n1", "sh", "-c", "echo kept > /tmp/kept")
+    with injected(box, "fill-disk", "n1"):
+        full = box.run(["sh", "-c", "head -c 100000 /dev/zero > /tmp/more"], node="n1", cwd="/")
+        assert full.returncode != 0
+        assert on(box, "n1", "cat", "/tmp/kept") == "kept"
+        assert on(box, "n2", "sh", "-c", "echo x > /tmp/x && cat /tmp/x") == "x"
+        used = int(on(box, "n1", "df", "--output=used", "/tmp").split()[-1])
+        assert used < 2048
+    on(box, "n1", "sh", "-c", "head -c 5000000 /dev/zero > /tmp/more")
+    with injected(box, "fill-disk", "n1", path="/dev/shm", leave_kb="64"):
+        on(box, "n1", "sh", "-c", "head -c 50000 /dev/zero > /dev/shm/a")
+        assert box.run(["sh", "-c", "head -c 50000 /dev/zero > /dev/shm/b"], node="n1", cwd="/").returncode != 0
+    for path in (shared, box.folder.spool):
+        with pytest.raises(RequestError, match="shares this disk"):
+            inject(box, "fill-disk", "n1", path=str(path))
+
+
+def test_a_hidden_folder_can_itself_be_full(box: Box, shared: Path) -> None:
+    (shared / "data").write_text("x")
+    with injected(box, "hide-folder", "n2", path=str(shared)):
+        assert on(box, "n2", "ls", str(shared)) == ""
+        assert on(box, "n1", "ls", str(shared)) == "data"
+        with injected(box, "fill-disk", "n2", path=str(shared)):
+            assert box.run(["sh", "-c", f"echo x > {shared}/x"], node="n2", cwd="/").returncode != 0
+        with pytest.raises(RequestError, match="already active"):
+            inject(box, "hide-folder", "n2", path=str(shared))
+    assert on(box, "n2", "ls", str(shared)) == "data"
+    with pytest.raises(RequestError, match="needs this folder"):
+        inject(box, "hide-folder", "n2", path="/run")
+
+
+def test_a_wrong_clock_is_told_to_the_tasks_of_that_node(box: Box) -> None:
+    told = ["srun", "--nodes=3", "sh", "-c", "echo $(hostname) $ALLRANKS_CLOCK_OFFSET_S"]
+    with injected(box, "wrong-clock", "n2", seconds="-2.5"):
+        assert sorted(box.run(told).stdout.splitlines()) == ["n1", "n2 -2.5", "n3"]
+        assert on(box, "n2", "printenv", "ALLRANKS_CLOCK_OFFSET_S") == "-2.5"
+        assert box.run(["srun", "--export=NONE", "-wn2", "/usr/bin/env"]).stdout.count("CLOCK_OFFSET_S=-2.5") == 1
+    assert sorted(box.run(told).stdout.splitlines()) == ["n1", "n2", "n3"]
+
+
+def test_the_command_line_notes_and_heals(box: Box) -> None:
+    assert cli("fault", "wrong-clock", "n1", "-300").returncode == 0
+    assert cli("fault", "cut-link", "n3").returncode == 0
+    assert "n3 faults: cut-link" in cli("status").stdout
+    again = cli("fault", "cut-link", "n3")
+    assert again.returncode == 2 and "already active" in again.stderr
+    assert cli("fault", "wrong-clock", "n1", "soon").returncode == 2
+    healed = cli("fault", "heal")
+    assert healed.stderr.splitlines() == ["healed: cut-link n3", "healed: wrong-clock n1"]
+    assert "No active faults" in cli("fault", "heal").stderr
+    with pytest.raises(RequestError, match="Did you mean cut-link"):
+        inject(box, "cut-lnk", "n1")
+
+
+def test_every_fault_has_a_command(box: Box) -> None:
+    from allranks.cli.cluster import fault
+
+    assert set(fault.commands) == {*FAULTS, "heal"}
+
+
+def test_a_second_box_lives_beside_the_first(box: Box, make_box: Callable[..., Box]) -> None:
+    with pytest.raises(RequestError, match="already running"):
+        make_box(box.name)
+    other = make_box(f"b-{os.getpid()}", nodes=1, conf=("KillWait=7",), shared_tmp=True, cpus={"": 3})
+    assert other.plan.network != box.plan.network
+    assert other.run(["srun", "hostname", "-I"]).stdout.split() == [other.plan.nodes[0].address]
+    shown = other.run(["scontrol", "show", "config"]).stdout
+    assert "KillWait                = 7 sec" in shown and "CPUTot=3" in other.run(["scontrol", "show", "node"]).stdout
+    visible = sorted(path.name for path in Path("/tmp").iterdir() if path.name[0] != ".")
+    assert on(other, "n1", "ls", "/tmp").split() == visible
+    assert box.run(["sinfo", "--noheader", "--format=%R %D"]).stdout.splitlines() == ["main 3", "gpu 3"]
+
+
+def test_hidden_folders_are_empty_where_they_are_hidden(box: Box, make_box: Callable[..., Box], shared: Path) -> None:
+    (shared / "data").write_text("x")
+    other = make_box(f"h-{os.getpid()}", nodes=2, hidden=(HiddenFolder(str(shared), ("n2",)),))
+    seen = other.run(["srun", "--nodes=2", "sh", "-c", f"echo $(hostname) $(ls {shared})"], cwd="/").stdout
+    assert sorted(seen.splitlines()) == ["n1 data", "n2"]
+    on(other, "n2", "touch", f"{shared}/local")
+    assert [path.name for path in shared.iterdir()] == ["data"]
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_down_leaves_nothing(crash: bool, make_box: Callable[..., Box], shared: Path) -> None:
+    name = f"d-{os.getpid()}"
+    before = machine(name)
+    other = make_box(name, nodes=2)
+    submit(other, shared, "srun sleep 300\n", "--nodes=2")
+    lingerer = subprocess.Popen([*other.command_prefix(), "sleep", "600"])
+    spaces = box_spaces(other)
+    members = processes.in_namespaces("net", spaces)
+    assert len(spaces) == 3 and len(members) > 8
+    published = read_endpoint(other.folder.path)
+    assert published is not None and published.name == name
+    if crash:
+        processes.kill(pid for pid in members if pid != lingerer.pid)
+        assert processes.wait_gone([pid for pid in members if pid != lingerer.pid], 10) == []
+        assert other.folder.client.exists() and find_endpoint(name) is None
+    assert down(name) is True
+    lingerer.wait(timeout=10)
+    assert processes.wait_gone(members, 10) == []
+    assert processes.in_namespaces("net", spaces) == []
+    assert machine(name) == before
+    assert not other.folder.path.exists() and find_endpoint(name) is None
+    with pytest.raises(EnvironmentNotAble, match="no longer running"):
+        other.command_prefix()
+    assert down(name) is False
+
+
+def test_slurms_clients_find_the_box_while_it_is_up(
+    make_box: Callable[..., Box], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    idle, end = lifecycle.wait_idle, lifecycle._end_processes
+    name = f"e-{os.getpid()}"
+
+    def wait_idle(started: Box, names: list[str]) -> None:
+        order.append(f"before idle: {find_endpoint(name) is not None}")
+        idle(started, names)
+
+    def end_processes(identity: str, ended: str) -> None:
+        order.append(f"before the kill: {find_endpoint(name) is not None}")
+        end(identity, ended)
+
+    monkeypatch.setattr(lifecycle, "wait_idle", wait_idle)
+    monkeypatch.setattr(lifecycle, "_end_processes", end_processes)
+    other = make_box(name, nodes=1)
+    monkeypatch.setenv(NAME_VARIABLE, name)
+    slurm = find_slurm(Path("/"))
+    assert slurm.prefix == other.command_prefix("/") and name in slurm.label
+    assert slurm.call("srun", "hostname").stdout == "n1\n"
+    assert other.folder.client.stat().st_mode & 0o077 == 0, "it is executed, so it is its owner's only"
+    before = other.folder.client.read_bytes()
+    inject(other, "kill-node", "n1")
+    heal(other)
+    assert other.folder.client.read_bytes() == before and find_slurm(Path("/")).prefix == slurm.prefix
+    assert down(name) is True
+    assert order == ["before idle: False", "before the kill: False"]
+
+
+def test_an_up_that_fails_leaves_nothing(make_box: Callable[..., Box]) -> None:
+    name = f"f-{os.getpid()}"
+    before = machine(name)
+    done = cli("up", "--name", name, "--nodes", "1", "--conf", "NoSuchKey=1")
+    assert done.returncode == 1 and "NoSuchKey" in done.stderr and "Traceback" not in done.stderr
+    assert machine(name) == before
+
+
+def test_accounting_is_real(make_box: Callable[..., Box]) -> None:
+    missing = requirements.missing_programs(accounting=True)
+    if missing:
+        pytest.skip(f"no accounting: {', '.join(missing)} missing")
+    other = make_box(f"a-{os.getpid()}", nodes=1, accounting=True)
+    assert "Invalid account" in other.run(["srun", "--account=nope", "true"]).stderr
+    assert "Invalid qos" in other.run(["srun", "--qos=nope", "true"]).stderr
+    assert other.run(["srun", "false"]).returncode == 1
+    ask = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=jobid,account,state,exitcode"]
+    wait_for(lambda: other.run(ask).stdout == "1|lab|FAILED|1:0\n", 40, "the job in sacct")
+
+
+def test_without_root_the_box_works_too(shared: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("all these tests run without root already")
+    nobody = 65534
+    (shared / "state").mkdir()
+    os.chown(shared / "state", nobody, nobody)
+    site = str(Path(pytest.__file__).parents[1])
+    values = cli_environment(XDG_RUNTIME_DIR=str(shared / "state"), PYTHONPATH=f"{SRC}:{site}", HOME="/")
+    values["PATH"] = "/usr/bin:/bin"
+    values.pop("ALLRANKS_BOX", None)
+
+    command = ["/usr/bin/python3", "-m", "allranks.cli.cluster"]
+
+    def as_nobody(*words: str) -> subprocess.CompletedProcess[str]:
+        return run_as(nobody, [*command, *words], env=values)
+
+    if as_nobody("--help").returncode != 0:
+        pytest.skip("no Python that an ordinary user may run has these packages")
+    started = as_nobody("up", "--nodes", "2")
+    if started.returncode == 3:
+        pytest.skip(f"no user namespaces: {started.stderr}")
+    try:
+        assert started.returncode == 0, started.stderr
+        done = as_nobody("exec", "--", "srun", "--nodes=2", "sh", "-c", "echo $(id -u) $(hostname)")
+        assert sorted(done.stdout.splitlines()) == [f"{nobody} n1", f"{nobody} n2"], done.stderr
+        assert as_nobody("fault", "fill-disk", "n1").returncode == 0
+        assert as_nobody("exec", "--node", "n1", "--", "sh", "-c", "echo > /tmp/x").returncode != 0
+        assert as_nobody("exec", "--", *command, "exec", "--", "hostname").stdout == "login\n" != socket.gethostname()
+    finally:
+        assert as_nobody("down").returncode == 0
+    assert list((shared / "state").iterdir()) == []
+
+
+def planned(shared: Path, **slurm: Any) -> tuple[dict[str, Any], str]:
+    """The plan of a spec as JSON, and as text."""
+    spec = tiny_spec("builtin:instructions", shared, cluster={"launcher": "slurm", "nodes": 2, "slurm": slurm})
+    (shared / "spec.yaml").write_text(yaml.safe_dump(spec))
+    shown = allranks(shared, "plan", "spec.yaml", "--json")
+    assert shown.returncode == 0, shown.stderr
+    return json.loads(shown.stdout), allranks(shared, "plan", "spec.yaml").stdout
+
+
+def test_a_gpu_partition_without_gpus_asked_for_is_resolved_on_the_node(box: Box, shared: Path) -> None:
+    plan, text = planned(shared, partition="gpu")
+    assert (plan["device"], plan["backend"], plan["device_source"]) == ("cpu", "gloo", "resolved on the node")
+    assert "the partition gpu has 2 GPUs per node, but the spec requests none: set cluster.slurm.gpus_per_node" in text
+    assert "the default partition has 2 GPUs per node" in planned(shared)[0]["device_reason"]
+
+
+def test_gpus_asked_for_are_planned_from_a_machine_without_gpus(box: Box, shared: Path) -> None:
+    assert not visible_gpus(), "this test is about a login node without GPUs"
+    for slurm in ({"gpus_per_node": 2}, {"gres": "gpu:2"}, {"extra": ["--gpus-per-node=2"]}, {"exclusive": True}):
+        plan, _ = planned(shared, partition="gpu", **slurm)
+        assert (plan["device"], plan["backend"], plan["world_size"]) == ("cuda", "nccl", 4), slurm
+
+
+def test_jobs_and_nodes_are_read_from_the_real_commands(box: Box, shared: Path) -> None:
+    slurm = Slurm(box.command_prefix("/"), "a box")
+    script = "trap '' TERM; sleep 60 & wait; wait"
+    job = submit(box, shared, script, "--nodes=2", "--time=10", "--job-name=a JobState=FAILED b", "--no-requeue")
+    wait_state(box, job, "RUNNING", timeout_s=30)
+    found = slurm.try_job(job)
+    assert isinstance(found, JobInfo)
+    assert (found.job, found.state, found.time_limit_s) == (job, "RUNNING", 600)
+    assert found.nodes and found.start_time and found.end_time
+    assert found.end_time - found.start_time == 600
+    node = slurm.try_node(box.node_names[0])
+    assert isinstance(node, NodeInfo) and node.responding
+    slurm.cancel(job)
+    wait_state(box, job, "CANCELLED", timeout_s=60)
+    assert slurm.end_reason(job).startswith("CANCELLED")
+    assert slurm.try_job("999999") is None and slurm.try_node("nowhere") is None
+    assert slurm.partition_gpus("gpu") == 2 and slurm.partition_gpus("nowhere") is None

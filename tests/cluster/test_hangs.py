@@ -1,5 +1,4 @@
-"""Hangs of a job of three nodes: the report names rank, host and line soon after the limit, whatever made it stand
-still."""
+"""Hangs of a job of three nodes, of any cause: the report names rank, host and line soon after the limit."""
 
 from __future__ import annotations
 
@@ -14,11 +13,10 @@ from allranks.analysis.diagnose import diagnose
 from allranks.api import running
 from allranks.lab.cluster import Box
 from allranks.lab.cluster.faults import inject
-from allranks.nodes.slurm.endpoints import NAME_VARIABLE
 from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
-from tests.cluster.helpers import job_state
-from tests.cluster.runs import Submitted, log_of, run, spec_in
+from tests.cluster.helpers import job_state, queue
+from tests.cluster.runs import Submitted, hosts_of, log_of, run, spec_in
 from tests.conftest import REPO
 
 WITHIN_S = 30  # promised: from the limit to the report
@@ -41,10 +39,6 @@ def the_report(run_dir: RunDir, out: str) -> dict[str, Any]:
     return found
 
 
-def empty(box: Box) -> bool:
-    return box.run(["squeue", "--noheader"], cwd="/").stdout.strip() == ""
-
-
 def test_a_rank_that_stands_still_on_another_node_is_named_with_its_line(box: Box, shared: Path) -> None:
     path = os.pathsep.join([str(REPO / "tests" / "dist" / "stuck"), str(REPO / "src")])
     done, run_dir = run(shared, spec(shared, 40, PYTHONPATH=path, STUCK="sleep_forever:2:6"))
@@ -56,34 +50,25 @@ def test_a_rank_that_stands_still_on_another_node_is_named_with_its_line(box: Bo
     assert "in sleep_forever" in stalled["where"]
     assert [w["rank"] for w in report["waiting"]] == [0, 1]
     assert "rank 2 on n3" in done.stderr
-    assert empty(box)
+    assert not queue(box)
     first = diagnose([run_dir.root]).findings[0]
     assert (first.rank, first.host) == (2, "n3")
 
 
-@pytest.mark.full
 def test_a_stopped_process_is_named_by_its_state(box: Box, shared: Path) -> None:
     job = Submitted(shared, spec(shared, 1000000))
     job.until_step(8)
     inject(box, "kill-rank", rank="1", signal="STOP")
-    code, out = job.wait(90)
-    assert code == 1, out
+    out = job.ends(1, 90)
     report = the_report(job.run, out)
     assert [(f["rank"], f["host"]) for f in report["stalled"]] == [(1, "n2")]
     assert "stopped by a signal" in out
-    assert empty(box)
+    assert not queue(box)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(("fault", "node"), [("cut-link", "n2"), ("interface-down", "n3")])
-def test_a_node_without_network_is_named(
-    make_box: Callable[..., Box], shared: Path, monkeypatch: pytest.MonkeyPatch, fault: str, node: str
-) -> None:
-    """A box of its own: Slurm does not trust such a node for some time."""
-    box = make_box(f"hang-{os.getpid()}")
-    monkeypatch.setenv(NAME_VARIABLE, box.name)
-    job = Submitted(shared, spec(shared, 1000000))
-    job.until_step(8)
+def test_a_node_without_network_is_named(use_box: Callable[..., Box], shared: Path, fault: str, node: str) -> None:
+    box, job = on_three_nodes(use_box, shared)
     inject(box, fault, node=node)
     _, out = job.wait(120)
     report = the_report(job.run, out)
@@ -91,77 +76,67 @@ def test_a_node_without_network_is_named(
     assert "network" in report["sentence"]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(("fault", "slurmd_timeout_s"), [("cut-link", 300), ("interface-down", 20)])
-def test_a_first_node_without_network_ends_the_run_and_the_job(
-    make_box: Callable[..., Box], shared: Path, monkeypatch: pytest.MonkeyPatch, fault: str, slurmd_timeout_s: int
-) -> None:
-    """Slurm gives the node up after minutes only; or it does so at once, and waits for three nodes to begin anew."""
-    box, job = on_three_nodes(make_box, shared, monkeypatch, slurmd_timeout_s=slurmd_timeout_s)
-    inject(box, fault, node="n1")
-    code, out = job.wait(120)
-    assert code == 1, out + log_of(job.run)
-    report = the_report(job.run, out)
-    assert [(f["rank"], f["host"]) for f in report["stalled"]] == [(0, "n1")], report["sentence"]
-    assert "the network of n1" in out, out
-    assert "n1, the job's first node, where its script and rank 0 ran, has finished, but Slurm has not noticed" in out
+def the_first_node_is_named_and_the_job_cancelled(box: Box, job: Submitted, out: str, why: str) -> None:
+    assert f"n1, the job's first node, where its script and rank 0 ran, has {why}" in out
     assert f"Job {job.job()} was cancelled" in out and "--set 'cluster.slurm.exclude=[n1]'" in out
     assert job_state(box, job.job()) in ("COMPLETING", "CANCELLED")  # the first, until Slurm gives the node up
     assert diagnose([job.run.root]).findings[0].host == "n1"
+
+
+@pytest.mark.parametrize(("fault", "slurmd_timeout_s"), [("cut-link", 300), ("interface-down", 20)])
+def test_a_first_node_without_network_ends_the_run_and_the_job(
+    use_box: Callable[..., Box], shared: Path, fault: str, slurmd_timeout_s: int
+) -> None:
+    """Slurm gives the node up after minutes only; or it does so at once, and waits for three nodes to begin anew."""
+    box, job = on_three_nodes(use_box, shared, slurmd_timeout_s)
+    inject(box, fault, node="n1")
+    out = job.ends(1, 120)
+    report = the_report(job.run, out)
+    assert [(f["rank"], f["host"]) for f in report["stalled"]] == [(0, "n1")], report["sentence"]
+    assert "the network of n1" in out, out
+    the_first_node_is_named_and_the_job_cancelled(box, job, out, "finished, but Slurm has not noticed")
     assert not running(job.run)
 
 
-@pytest.mark.full
-def test_a_first_node_that_is_lost_with_its_folder_ends_the_run_too(
-    make_box: Callable[..., Box], shared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_first_node_that_is_lost_with_its_folder_ends_the_run_too(use_box: Callable[..., Box], shared: Path) -> None:
     """It sees the run folder no more, as where that comes over the network: its driver is silent, and that decides."""
-    slurm = {"max_requeues": 0}
-    box, job = on_three_nodes(make_box, shared, monkeypatch, slurmd_timeout_s=600, slurm=slurm)
+    box, job = on_three_nodes(use_box, shared, 600, slurm={"max_requeues": 0})
     inject(box, "cut-link", node="n1")
     inject(box, "hide-folder", node="n1", path=str(shared))
-    code, out = job.wait(260)
-    assert code == 1, out + log_of(job.run)
+    out = job.ends(1, 260)
     # The driver was on that node, so nobody judged; the other agents ended their ranks, and kept what they found.
     assert not job.run.hang_report(1).exists()
     evidence = [read_json(job.run.hang_node(1, node)) for node in (1, 2)]
     assert [(e["host"], e["meets"]) for e in evidence] == [("n2", False), ("n3", False)]
     reasons = [read_json(job.run.agent_exit(1, host))["reason"] for host in ("n2", "n3")]
     assert all("made no progress" in reason for reason in reasons), reasons
-    assert "n1, the job's first node, where its script and rank 0 ran, has recorded nothing for too long" in out
     assert "it does not answer on the network" in out
-    assert f"Job {job.job()} was cancelled" in out and "--set 'cluster.slurm.exclude=[n1]'" in out
-    assert job_state(box, job.job()) in ("COMPLETING", "CANCELLED")  # the first, until Slurm gives the node up
-    assert diagnose([job.run.root]).findings[0].host == "n1"
+    the_first_node_is_named_and_the_job_cancelled(box, job, out, "recorded nothing for too long")
     assert read_json(job.run.driver)["state"] == "failed"
 
 
-@pytest.mark.full
 def test_a_lost_first_node_is_left_out_when_the_job_goes_back_to_the_queue(
-    make_box: Callable[..., Box], shared: Path, monkeypatch: pytest.MonkeyPatch
+    use_box: Callable[..., Box], shared: Path
 ) -> None:
-    box, job = on_three_nodes(make_box, shared, monkeypatch, slurmd_timeout_s=150, nodes=2, steps=800)
+    box, job = on_three_nodes(use_box, shared, 150, nodes=2, steps=800)
     inject(box, "cut-link", node="n1")
     inject(box, "hide-folder", node="n1", path=str(shared))
-    code, out = job.wait(400)
-    assert code == 0, out + log_of(job.run)
+    job.ends(0, 400)
     assert job.run.attempts() == [1, 2]
-    assert {p.name.split(".")[0] for p in job.run.rank_logs(2).values()} == {"n2", "n3"}
+    assert hosts_of(job.run, 2) == {"n2", "n3"}
 
 
 def on_three_nodes(
-    make_box: Callable[..., Box],
+    use_box: Callable[..., Box],
     shared: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    slurmd_timeout_s: int | None = None,
     *,
-    slurmd_timeout_s: int,
     nodes: int = 3,
     steps: int = 1000000,
     slurm: dict[str, Any] | None = None,
 ) -> tuple[Box, Submitted]:
     """A run that has come to its eighth step, in a box of its own: Slurm does not trust a node that was cut off."""
-    box = make_box(f"first-{os.getpid()}", conf=(f"SlurmdTimeout={slurmd_timeout_s}",))
-    monkeypatch.setenv(NAME_VARIABLE, box.name)
+    box = use_box("first", conf=(f"SlurmdTimeout={slurmd_timeout_s}",) if slurmd_timeout_s else ())
     wanted = spec(shared, steps)
     wanted["cluster"] |= {"nodes": nodes, "slurm": slurm or {}}
     job = Submitted(shared, wanted)

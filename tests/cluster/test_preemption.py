@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from allranks.lab.cluster import Box, BoxOptions, down, up
-from allranks.lab.cluster.faults import heal, inject
+from allranks.analysis.diagnose import diagnose
+from allranks.lab.cluster import Box, BoxOptions
+from allranks.lab.cluster.faults import inject
 from allranks.lab.cluster.plan import BoxPaths
-from allranks.nodes.slurm.endpoints import NAME_VARIABLE
 from allranks.rundir.events import read_events
 from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
-from tests.cluster.conftest import end_jobs
-from tests.cluster.helpers import submit, wait_for
-from tests.cluster.runs import Submitted, log_of, spec_in
+from tests.cluster.conftest import selected, tidy
+from tests.cluster.helpers import records_of, submit, wait_for
+from tests.cluster.runs import Submitted, hosts_of, log_of, program_in, rank_texts, spec_in
 from tests.dist.harness import step_events
 
 STEPS = 300
@@ -62,32 +62,20 @@ print("LIVED ON", flush=True)
 @pytest.fixture(scope="module")
 def preempting_box() -> Iterator[Box]:
     """Jobs in partition high preempt those of the others, each of which does it otherwise. One node is spare."""
-    made = up(BoxOptions(name=f"preempt-{os.getpid()}", nodes=3, conf=CONF))
-    before = os.environ.get(NAME_VARIABLE)
-    os.environ[NAME_VARIABLE] = made.name
-    yield made
-    down(made.name)
-    os.environ.pop(NAME_VARIABLE)
-    if before is not None:
-        os.environ[NAME_VARIABLE] = before
+    with selected(BoxOptions(name=f"preempt-{os.getpid()}", nodes=3, conf=CONF)) as made:
+        yield made
 
 
 @pytest.fixture
 def box(preempting_box: Box) -> Iterator[Box]:
     """The same for each test: no fault and no job is left of the one before."""
     yield preempting_box
-    heal(preempting_box)
-    preempting_box.run(["scancel", "--full", f"--user={preempting_box.plan.user}"], cwd="/")
-    end_jobs(preempting_box)
+    tidy(preempting_box)
 
 
 def training(shared: Path, name: str = "t", every: int | None = None, steps: int = STEPS, **slurm: Any) -> Submitted:
-    spec = spec_in(
-        shared,
-        cluster={"nodes": 2, "slurm": slurm},
-        train={"max_steps": steps, "lr": 1e-3},
-        checkpoint={"mode": "full", "every": every},
-    )
+    train, checkpoint = {"max_steps": steps, "lr": 1e-3}, {"mode": "full", "every": every}
+    spec = spec_in(shared, cluster={"nodes": 2, "slurm": slurm}, train=train, checkpoint=checkpoint)
     return Submitted(shared, {**spec, "name": name})
 
 
@@ -96,22 +84,15 @@ def preempt(box: Box, shared: Path, seconds: int = 3) -> str:
     return submit(box, shared, f"sleep {seconds}\n", "--partition=high", "--nodes=3", "--exclusive")
 
 
-def of_slurm(box: Box, job: str) -> dict[str, str]:
-    shown = box.run(["scontrol", "--oneliner", "show", "job", job], cwd="/").stdout
-    return dict(word.split("=", 1) for word in shown.split() if "=" in word)
-
-
 def starts(run: RunDir) -> list[dict[str, Any]]:
     return [e for e in read_events(run.events_of(0)) if e["event"] == "start"]
 
 
 def assert_resumed_once(box: Box, job: Submitted, at_least: int) -> None:
     """Two attempts, of which the second continued from a checkpoint, and no step is missing or done twice."""
-    code, out = job.wait()
-    said = out + log_of(job.run)
-    assert code == 0, said
-    assert job.run.attempts() == [1, 2], said
-    assert of_slurm(box, job.job())["Restarts"] == "1"
+    job.ends(0)
+    assert job.run.attempts() == [1, 2], log_of(job.run)
+    assert records_of(box, job.job())["Restarts"] == "1"
     first, second = starts(job.run)
     assert first["resumed_from"] is None and second["resumed_from"] >= at_least
     assert [e["step"] for e in step_events(job.run)] == list(range(1, STEPS + 1))
@@ -129,7 +110,7 @@ def test_a_preempted_training_saves_in_its_grace_time_and_continues(box: Box, sh
     job.until_step(10)
     high = preempt(box, shared)
     # Well before the grace time and KillWait are over: nothing waits for a kill.
-    wait_for(lambda: of_slurm(box, high)["JobState"] in ("RUNNING", "COMPLETED"), GRACE_S * 0.7, "the preempting job")
+    wait_for(lambda: records_of(box, high)["JobState"] in ("RUNNING", "COMPLETED"), GRACE_S * 0.7, "the preempting job")
     saved = job.run.checkpoint_steps()
     assert_resumed_once(box, job, at_least=10)
     assert saved and starts(job.run)[1]["resumed_from"] == saved[-1]
@@ -147,53 +128,39 @@ def test_a_preempted_training_that_may_not_be_requeued_ends_and_says_so(box: Box
     job = training(shared, partition="cancel", max_requeues=0)
     job.until_step(10)
     preempt(box, shared)
-    code, out = job.wait()
-    assert code == 1, out + log_of(job.run)
+    out = job.ends(1)
     assert "(the job was preempted)" in out and f"allranks resume {job.run.name}" in out, out
     assert len(job.run.checkpoint_steps()) == 1 and job.run.attempts() == [1]
-    assert of_slurm(box, job.job())["Restarts"] == "0"
+    assert records_of(box, job.job())["Restarts"] == "0"
 
 
 def test_scancel_ends_a_training_with_a_checkpoint(box: Box, shared: Path) -> None:
     job = training(shared)
     job.until_step(10)
     box.run(["scancel", job.job()], cwd="/")
-    code, out = job.wait(KILL_WAIT_S + 20)
-    assert code == 1, out
+    out = job.ends(1, KILL_WAIT_S + 20)
     (step,) = job.run.checkpoint_steps()
     assert f"stopped after step {step} (the job was cancelled)" in out, out + log_of(job.run)
-    shown = of_slurm(box, job.job())
+    shown = records_of(box, job.job())
     assert (shown["JobState"], shown["Restarts"]) == ("CANCELLED", "0")
     assert job.run.attempts() == [1]
 
 
 def test_after_scancel_the_ranks_of_all_nodes_have_their_kill_wait(box: Box, shared: Path) -> None:
     """srun and the agents get SIGTERM too. None of them may take the time for a checkpoint away from the ranks."""
-    (shared / "own.py").write_text(STUBBORN)
-    spec = {
-        "name": "own",
-        "script": {"path": str(shared / "own.py"), "args": [str(KILL_WAIT_S * 0.6)]},
-        "run_root": str(shared / "runs"),
-        "cluster": {"launcher": "slurm", "nodes": 2, "procs_per_node": 1},
-    }
-    job = Submitted(shared, spec)
-
-    def logs() -> list[str]:
-        return [path.read_text() for path in job.run.rank_logs(1).values()]
-
-    wait_for(lambda: len(logs()) == 2 and all("READY" in text for text in logs()), 60, "the start of the ranks")
+    job = Submitted(shared, program_in(shared, STUBBORN, {"args": [str(KILL_WAIT_S * 0.6)]}))
+    job.until_ready()
     box.run(["scancel", job.job()], cwd="/")
-    code, out = job.wait(KILL_WAIT_S + 30)
-    assert code == 1 and "was cancelled)" in out, out
-    assert all("LIVED ON" in text for text in logs()), logs()
+    out = job.ends(1, KILL_WAIT_S + 30)
+    assert "was cancelled)" in out, out
+    assert all("LIVED ON" in text for text in rank_texts(job.run)), rank_texts(job.run)
 
 
 def test_where_slurm_refuses_to_requeue_a_time_limit_ends_the_run_resumably(box: Box, shared: Path) -> None:
     """The limit is Slurm's smallest, a minute, of which the warning comes up to 30 s early."""
     job = training(shared, steps=100_000, partition="main", time="1", signal_s=45, extra=["--no-requeue"])
     began = time.monotonic()
-    code, out = job.wait()
-    assert code == 1, out + log_of(job.run)
+    out = job.ends(1)
     assert time.monotonic() - began < 90
     assert "the time limit is near; the job was not requeued: Slurm refused the requeue" in out, out + log_of(job.run)
     assert f"allranks resume {job.run.name}" in out
@@ -204,8 +171,7 @@ def test_where_slurm_refuses_to_requeue_a_time_limit_ends_the_run_resumably(box:
 def test_where_slurm_refuses_the_update_the_job_goes_back_to_the_queue_and_the_log_says_so(
     box: Box, shared: Path
 ) -> None:
-    """A requeue without the lost node needs `scontrol update`, which a site's job_submit plugin may refuse; the node is
-    DOWN anyhow."""
+    """A site's job_submit plugin may refuse the `scontrol update` that leaves the node out; it is DOWN anyhow."""
     conf = BoxPaths(Path(box.plan.folder)).etc
     (conf / "job_submit.lua").write_text(NO_UPDATES)
     with (conf / "slurm.conf").open("a") as file:
@@ -214,22 +180,19 @@ def test_where_slurm_refuses_the_update_the_job_goes_back_to_the_queue_and_the_l
     job = training(shared, "fixed", every=10, partition="main", extra=["--no-kill"])
     job.until_step(25)
     inject(box, "kill-node", node="n2")
-    code, out = job.wait()
-    said = out + log_of(job.run)
-    assert code == 0, said
+    said = job.ends(0) + log_of(job.run)
     assert "Slurm does not exclude n2 from the next start: " in said
     assert job.run.attempts() == [1, 2]
-    assert {path.name.split(".")[0] for path in job.run.rank_logs(2).values()} == {"n1", "n3"}
+    assert hosts_of(job.run, 2) == {"n1", "n3"}
 
 
 def test_where_slurm_refuses_to_requeue_a_lost_node_ends_the_run_resumably(box: Box, shared: Path) -> None:
     job = training(shared, every=10, partition="main", extra=["--no-kill", "--no-requeue"])
     job.until_step(25)
     inject(box, "kill-node", node="n2")
-    code, out = job.wait()
-    said = out + log_of(job.run)
-    assert code == 1, said
-    assert "job was not requeued: Slurm refused the requeue" in " ".join(out.split()), said
-    assert "n2" in out and f"allranks resume {job.run.name}" in out, said
+    out = job.ends(1)
+    assert "job was not requeued: Slurm refused the requeue" in " ".join(out.split()), out
+    assert "n2" in out and f"allranks resume {job.run.name}" in out, out
     assert job.run.attempts() == [1] and job.run.checkpoint_steps()
-    assert of_slurm(box, job.job()).get("Restarts", "0") == "0"
+    assert diagnose([job.run.root]).findings[0].host == "n2", "whatever the other node's rank says of losing it"
+    assert records_of(box, job.job()).get("Restarts", "0") == "0"

@@ -1,5 +1,4 @@
-"""FSDP2 on two nodes of two ranks: with a copy of the weights on each node (HSDP), fewer bytes cross between them, as
-the model says."""
+"""FSDP2 with a copy of the weights on each of two nodes (HSDP): fewer bytes cross, as the model says."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from allranks.lab.cluster import Box
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.files import read_json
 from allranks.spec import load_spec
-from tests.cluster.runs import allranks, log_of, run, spec_in
+from tests.cluster.runs import allranks, log_of, spec_in, succeeded
 from tests.dist.harness import step_events
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
@@ -38,8 +37,7 @@ def test_bytes_between_nodes_are_those_of_the_model(box: Box, shared: Path) -> N
     for asked in ("auto", "none"):
         node = SentBytes(box.inits()["n1"])
         with node.sampled():
-            done, run_dir = run(shared, {**spec(shared, 24, replicate=asked), "checkpoint": {"every": 1000}})
-        assert done.returncode == 0, done.stdout + done.stderr + log_of(run_dir)
+            _, run_dir = succeeded(shared, {**spec(shared, 24, replicate=asked), "checkpoint": {"every": 1000}})
         plan = msgspec.json.decode(run_dir.plan.read_bytes(), type=LaunchPlan)
         assert plan.strategy_options["replicate"] == {"auto": "nodes", "none": "none"}[asked]
         ends = [e["time"] for e in step_events(run_dir)][2:-1]
@@ -52,31 +50,25 @@ def test_bytes_between_nodes_are_those_of_the_model(box: Box, shared: Path) -> N
 
 
 def test_every_strategy_gate_holds_and_a_resume_is_bitwise(box: Box, shared: Path) -> None:
-    done, whole = run(shared, spec(shared, 8))
-    assert done.returncode == 0, done.stdout + done.stderr + log_of(whole)
-    assert (
-        "every node holds a copy of the weights, sharded over its 2 ranks (HSDP)"
-        in allranks(shared, "plan", "spec.yaml").stdout
-    )
+    _, whole = succeeded(shared, spec(shared, 8))
+    shown = allranks(shared, "plan", "spec.yaml").stdout
+    assert "every node holds a copy of the weights, sharded over its 2 ranks (HSDP)" in shown
     losses = [e["loss"] for e in step_events(whole)]
-    done, run_dir = run(shared, {**spec(shared, 4), "name": "part"})
-    assert done.returncode == 0, done.stdout + done.stderr + log_of(run_dir)
+    _, run_dir = succeeded(shared, {**spec(shared, 4), "name": "part"})
     (manifest,) = (read_json(p / "manifest.json") for p in run_dir.checkpoints.glob("step-*"))
     assert manifest["shard_ranks"] == 2
     more = ("--run-root", str(shared / "runs"), "--set", "train.max_steps=8")
     refused = allranks(shared, "resume", run_dir.name, *more, "--set", "strategy.replicate=none")
-    assert refused.returncode == 2 and "sharded over 2 ranks, the plan shards them over 4" in refused.stderr, (
-        refused.stderr
-    )
+    assert refused.returncode == 2, refused.stderr
+    assert "sharded over 2 ranks, the plan shards them over 4" in refused.stderr
     again = allranks(shared, "resume", run_dir.name, *more)
     assert again.returncode == 0, again.stdout + again.stderr + log_of(run_dir)
     assert [e["loss"] for e in step_events(run_dir)] == losses
     inexact = ("--allow-inexact", "--set", "strategy.replicate=none", "--set", "train.max_steps=10")
     plain = allranks(shared, "resume", whole.name, "--run-root", str(shared / "runs"), *inexact)
     assert plain.returncode == 0, plain.stdout + plain.stderr + log_of(whole)
-    compared = allranks(
-        shared, "compare", "spec.yaml", "--strategies", "pytorch_zero2,pytorch_zero3", "--repeats", "1", "--json"
-    )
+    both = ("--strategies", "pytorch_zero2,pytorch_zero3", "--repeats", "1", "--json")
+    compared = allranks(shared, "compare", "spec.yaml", *both)
     assert compared.returncode == 0, compared.stdout + compared.stderr
     rows = json.loads(compared.stdout)["rows"]
     assert len(rows) == 2 and all(row["gates"]["parity"] and not row["reasons"] for row in rows), rows

@@ -1,9 +1,10 @@
-"""`doctor` and `run` say the same of each planted fault: the same refusal in the same words, or the same failed checks
-on the same nodes."""
+"""`doctor` and `run` say the same of each planted fault; failures 21 to 40 that take nodes are refused by name."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -11,25 +12,46 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from allranks.lab.cluster import Box
+from allranks.analysis.diagnose import diagnose
+from allranks.lab.cluster import Box, requirements
 from allranks.lab.cluster.faults import injected
+from allranks.lab.cluster.processes import check_output as at_once
+from allranks.lab.cluster.processes import find_program
 from allranks.rundir.files import read_json
-from tests.cluster.runs import allranks, run, spec_in
-from tests.cluster.test_failures_b import read_only
+from allranks.utils.machine import host_name
+from tests.cluster.helpers import SRC
+from tests.cluster.runs import (
+    allranks,
+    doctor,
+    failed_checks,
+    log_of,
+    program_in,
+    rank_texts,
+    run,
+    spec_in,
+    succeeded,
+    write,
+)
 
 PROGRAM = "import os\n{imports}\nprint('RAN', os.environ['RANK'], flush=True)\n"
-QUICK = ("--no-imports",)
 
 
 def own_spec(shared: Path, imports: str = "", **cluster: Any) -> dict[str, Any]:
     """A program that needs no torch, so that such a run is short."""
-    (shared / "prog").mkdir(exist_ok=True)
-    (shared / "prog" / "own.py").write_text(PROGRAM.format(imports=imports))
-    base = {"launcher": "slurm", "nodes": 2, "procs_per_node": 1, "device": "cpu", "stage": "never"}
-    script, root = {"path": str(shared / "prog" / "own.py")}, str(shared / "runs")
-    return {"name": "own", "script": script, "run_root": root, "cluster": base | cluster}
+    return program_in(shared, PROGRAM.format(imports=imports), **{"device": "cpu", "stage": "never", **cluster})
+
+
+@contextmanager
+def read_only(box: Box, node: str, folder: Path) -> Iterator[None]:
+    """The node may read a shared folder and not write it, as under a wrong mount option or export."""
+    mount = [*box.setup_prefix(node), find_program("mount")]
+    at_once([*mount, "--bind", str(folder), str(folder)])
+    at_once([*mount, "-o", "remount,bind,ro", str(folder)])
+    try:
+        yield
+    finally:
+        at_once([*box.setup_prefix(node), find_program("umount"), str(folder)])
 
 
 @contextmanager
@@ -68,7 +90,7 @@ REFUSED = {
 
 def both_refuse(shared: Path, spec: dict[str, Any], code: int, begin: str) -> None:
     """Both verbs end with the same code and the same words, and no job was submitted."""
-    (shared / "spec.yaml").write_text(yaml.safe_dump(spec))
+    write(shared, spec)
     examined, started = (allranks(shared, verb, "spec.yaml") for verb in ("doctor", "run"))
     assert examined.returncode == started.returncode == code, examined.stderr + started.stderr
     assert words(examined.stderr) == words(started.stderr)
@@ -95,16 +117,12 @@ def test_both_refuse_a_run_root_that_the_login_side_may_not_write(box: Box, shar
     """The mount is read-only in the namespace of the verbs alone."""
     (shared / "ro").mkdir()
     mount = f'mount --bind {shared}/ro {shared}/ro && mount -o remount,bind,ro {shared}/ro && exec "$@"'
-    monkeypatch.setattr(
-        "tests.cluster.runs.ALLRANKS",
-        ["unshare", "-m", "sh", "-c", mount, "sh", sys.executable, "-m", "allranks.cli.main"],
+    verb = ["unshare", "-m", "sh", "-c", mount, "sh", sys.executable, "-m", "allranks.cli.main"]
+    monkeypatch.setattr("tests.cluster.runs.ALLRANKS", verb)
+    refusal = (
+        f"{host_name()} is not ready: run: READ-ONLY({shared}/ro); run_root {shared}/ro: cannot create a run folder"
     )
-    spec = {**own_spec(shared), "run_root": str(shared / "ro")}
-    (shared / "spec.yaml").write_text(yaml.safe_dump(spec))
-    examined, started = (allranks(shared, verb, "spec.yaml") for verb in ("doctor", "run"))
-    assert examined.returncode == started.returncode == 3, examined.stderr + started.stderr
-    assert words(examined.stderr) == words(started.stderr)
-    assert f"run_root {shared}/ro: cannot create a run folder there: Read-only file system" in started.stderr
+    both_refuse(shared, {**own_spec(shared), "run_root": str(shared / "ro")}, 3, refusal)
 
 
 Plant = Callable[[Box, Path], AbstractContextManager[object]]
@@ -160,21 +178,100 @@ ON_NODES: dict[str, tuple[Callable[[Path], dict[str, Any]], Plant, dict[str, str
 def test_both_find_the_same_on_the_nodes(box: Box, shared: Path, fault: str) -> None:
     make, plant, wanted, cure = ON_NODES[fault]
     spec = make(shared)
-    (shared / "spec.yaml").write_text(yaml.safe_dump(spec))
+    write(shared, spec)
     (shared / "runs").mkdir()
     with plant(box, shared):
-        examined = allranks(shared, "doctor", "spec.yaml", "--json", *QUICK)
+        examined = doctor(shared, "--json")
         document = json.loads(examined.stdout)
         done, run_dir = run(shared, spec)
     expected = {key: found.format(shared=shared) for key, found in wanted.items()}
     nodes = read_json(run_dir.preflight)
     for answer in (document["nodes"], nodes):
-        failed = {f"{n['host']}.{c['name']}": c["found"] for n in answer for c in n["checks"] if not c["ok"]}
-        failed = {
-            key: found.replace(f"/{run_dir.name})", ")") for key, found in failed.items()
-        }  # run examines its own folder
+        # run examines its own folder
+        failed = {key: found.replace(f"/{run_dir.name})", ")") for key, found in failed_checks(answer).items()}
         assert failed == expected, (failed, done.stderr)
     assert examined.returncode == (1 if wanted else 0)
     assert document["starts"] == (done.returncode == 0), done.stdout + done.stderr
     said = json.dumps(document) if document["starts"] else done.stderr
     assert cure.format(shared=shared) in said
+
+
+OWN = """
+import json, os
+print("ENV", json.dumps(dict(os.environ)), flush=True)
+"""
+STUB = """#!/bin/sh
+echo "$0 $@" >> {record}
+exit 255
+"""
+
+
+def test_no_ssh_is_called_and_the_environment_arrives_whatever_sbatch_hands_on(
+    box: Box, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each way into another node is a trap, and SBATCH_EXPORT=NONE keeps the caller's environment from the job."""
+    record, stubs = shared / "called", shared / "bin"
+    stubs.mkdir()
+    for name in ("ssh", "pdsh", "rsh", "mpirun", "mpiexec"):
+        (stubs / name).write_text(STUB.format(record=record))
+        (stubs / name).chmod(0o755)
+    wanted = {
+        "PATH": f"{stubs}:{os.environ['PATH']}",
+        "PYTHONPATH": str(SRC),
+        "EXCLUDED": "^lo,docker0",
+        "QUOTED": 'it\'s "two" words, $HOME and a=b',
+        "SITE_TOKEN": "a secret, which stands in no script",
+    }
+    for name, value in {"PATH": wanted["PATH"], "SBATCH_EXPORT": "NONE", "ONLY_HERE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    _, run_dir = succeeded(shared, program_in(shared, OWN, env=wanted, stage="never"))
+    assert sorted(run_dir.rank_logs(1)) == [0, 1]
+    for text in rank_texts(run_dir):
+        line = next(line for line in text.splitlines() if line.startswith("ENV "))
+        found = json.loads(line.removeprefix("ENV "))
+        assert {name: found.get(name) for name in wanted} == wanted
+        assert "ONLY_HERE" not in found, "the trap was not set"
+    assert not record.exists(), record.read_text()
+
+
+def test_a_launcher_that_needs_ssh_is_named(box: Box, shared: Path) -> None:
+    if importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("deepspeed is not installed: pip install 'allranks[deepspeed]'")
+    program = program_in(shared, OWN)["script"]["path"]
+    (shared / "hosts").write_text("n1 slots=1\nn2 slots=1\n")
+    launch = [sys.executable, "-m", "deepspeed.launcher.runner", f"--hostfile={shared}/hosts", program]
+    done = box.run(["env", "DS_ACCELERATOR=cpu", *launch], node="n1", cwd=shared, timeout_s=120)
+    assert done.returncode != 0
+    (shared / "job.out").write_text(done.stdout + done.stderr)
+    assert diagnose([shared / "job.out"]).findings[0].id == "ssh_launcher", done.stderr
+
+
+def test_modules_that_cannot_be_loaded_end_the_job_by_name(
+    box: Box, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module system, such as Lmod, that hides `anaconda` until `external` is loaded. The nodes have none."""
+    module = """() { case "$2:$SEEN" in external:*|anaconda:external) export SEEN="$2" ;; *)
+ echo "Lmod has detected the following error: The following module(s) are unknown: \\"$2\\"" >&2; return 1 ;; esac
+}"""
+    monkeypatch.setenv("BASH_FUNC_module%%", module)
+    done, run_dir = run(shared, program_in(shared, OWN, stage="never", modules=["anaconda", "external"]))
+    assert done.returncode == 3, done.stdout + done.stderr + log_of(run_dir)
+    assert "`module load anaconda` failed on the job's first node, as the first of the list" in done.stderr
+    assert diagnose([run_dir.root]).findings[0].id == "library_missing"
+    _, run_dir = succeeded(shared, program_in(shared, OWN, modules=["external", "anaconda"], stage="never"))
+    assert '"SEEN": "anaconda"' in run_dir.rank_logs(1)[1].read_text()
+
+
+def test_an_account_that_slurm_does_not_know_is_refused_at_submission(
+    shared: Path, use_box: Callable[..., Box]
+) -> None:
+    missing = requirements.missing_programs(accounting=True)
+    if missing:
+        pytest.skip(f"no accounting: {', '.join(missing)} missing")
+    box = use_box("acc", nodes=2, accounting=True)
+    done, run_dir = run(shared, program_in(shared, OWN, stage="never", slurm={"account": "nope"}))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert all(words in done.stderr for words in ("Invalid account", "sacctmgr show assoc", "cluster.slurm.account"))
+    assert not run_dir.rank_logs(1)
+    (shared / "sbatch.err").write_text(box.run(["sbatch", "--account=nope", "--wrap=true"], cwd=shared).stderr)
+    assert diagnose([shared / "sbatch.err"]).findings[0].id == "slurm_submit_rejected"

@@ -21,8 +21,8 @@ from allranks.nodes.staging.bundles import Bundle, assemble
 from allranks.nodes.staging.manifests import NodeStage, load_manifest
 from allranks.nodes.staging.sources import environment_source, project_source
 from allranks.rundir.files import read_json
-from tests.cluster.helpers import SRC, on, submit, wait_state
-from tests.cluster.runs import log_of, run, spec_in
+from tests.cluster.helpers import on
+from tests.cluster.runs import run, spec_in, succeeded
 
 TRAIN = "import fake, helper, sys; print('RAN', fake.VALUE, fake.__file__, helper.__file__, sys.argv[1])\n"
 UID = os.getuid()
@@ -90,12 +90,9 @@ def test_only_the_node_that_lacks_it_gets_it_and_runs_it(box: Box, bundle: Bundl
             for node in (two, three):
                 env = [f"{k}={v}" for k, v in node.environment().items()]
                 script = node.overrides.get("script.path") or str(shared / "code" / "train.py")
-                python = (
-                    [node.python]
-                    if node is three
-                    else [f"PYTHONPATH={shared}/env/site:{two.python_path[0]}", node.python]
-                )
-                said = run_on(box, allocation, node.node, "env", *env, *python, script, "x").split()
+                if node is two:
+                    env.append(f"PYTHONPATH={shared}/env/site:{two.python_path[0]}")
+                said = run_on(box, allocation, node.node, "env", *env, node.python, script, "x").split()
                 assert said[:2] == ["RAN", "42"] and said[4] == "x"
                 assert said[2].startswith(f"{three.folder}/env/lib" if node is three else str(shared))
                 assert said[3].startswith(str(shared) if node is three else f"{two.folder}/project/")
@@ -118,17 +115,14 @@ def test_folders_and_patterns_of_data_reach_the_node_that_lacks_them(box: Box, s
     spec = spec_in(shared, cluster={"nodes": 2}, eval={"source": f"{shared}/data/rows/*.jsonl", "samples": 0})
     spec["data"] = {"sources": sources, "max_length": 64}
     with injected(box, "hide-folder", "n2", path=str(shared / "data")):
-        done, run_dir = run(shared, spec)
-        assert done.returncode == 0, done.stdout + done.stderr + log_of(run_dir)
-        staged_on = {
-            n["node"]: [p["name"] for p in n["parts"] if p["staged"]] for n in read_json(run_dir.stage)["nodes"]
-        }
-        assert staged_on == {"n1": [], "n2": ["data-1", "data-2", "eval-data"]}
-        never, _ = run(shared, {**spec, "cluster": {**spec["cluster"], "stage": "never"}})
-        assert never.returncode == 3
-        assert "n2 does not see" in never.stderr
-    done, run_dir = run(shared, {**spec, "cluster": {**spec["cluster"], "stage": "never"}})
-    assert done.returncode == 0, done.stdout + done.stderr + log_of(run_dir)
+        _, run_dir = succeeded(shared, spec)
+        nodes = read_json(run_dir.stage)["nodes"]
+        kept = {n["node"]: [p["name"] for p in n["parts"] if p["staged"]] for n in nodes}
+        assert kept == {"n1": [], "n2": ["data-1", "data-2", "eval-data"]}
+        spec["cluster"]["stage"] = "never"
+        never, _ = run(shared, spec)
+        assert never.returncode == 3 and "n2 does not see" in never.stderr
+    succeeded(shared, spec)
 
 
 def test_nothing_is_sent_where_nothing_is_missing(box: Box, bundle: Bundle) -> None:
@@ -191,44 +185,6 @@ def test_what_a_killed_job_left_is_removed_by_the_next(box: Box, bundle: Bundle)
         with staged(bundle, allocation, always=True):
             on(box, "n1", "test", "!", "-e", stale)
         assert left(box, "n1") == []
-
-
-DRIVER = """
-import pathlib, subprocess, sys, time
-from allranks.nodes.slurm.allocations import Allocation
-from allranks.nodes.staging.broadcast import staged
-from allranks.nodes.staging.bundles import load_bundle
-busy = subprocess.Popen(["srun", "--exclusive", "sleep", "100"])  # another step has all that the job has
-time.sleep(1)
-with staged(load_bundle(pathlib.Path(sys.argv[1])), Allocation.current(), always=True, log=print) as manifest:
-    busy.terminate()
-    manifest.save(pathlib.Path(sys.argv[2]))
-    script = manifest.nodes[0].overrides["script.path"]
-    python = manifest.python()
-    subprocess.run(["srun", "--ntasks-per-node=1", "-n3", *python, script, "y"], check=True, timeout=60)
-"""
-
-
-def test_a_driver_inside_a_batch_job_stages_and_runs(box: Box, bundle: Bundle, shared: Path) -> None:
-    (shared / "driver.py").write_text(DRIVER)
-    script = f"PYTHONPATH={SRC} {sys.executable} {shared}/driver.py {bundle.file} {shared}/stage.json 2>&1\n"
-    number = submit(box, shared, script, "--nodes=3", "--ntasks-per-node=2")
-    wait_state(box, number, "COMPLETED", "FAILED", timeout_s=60)
-    output = (shared / f"out-{number}").read_text()
-    ran = [line.split() for line in output.splitlines() if line.startswith("RAN")]
-    assert len(ran) == 3, output
-    manifest = load_manifest(shared / "stage.json")
-    assert [words[2] for words in ran] == [
-        f"{part.path}/lib/{_lib()}/site-packages/fake/__init__.py"
-        for n in manifest.nodes
-        for part in n.parts
-        if part.name == "env"
-    ]
-    assert [left(box, name) for name in box.node_names] == [[], [], []]
-
-
-def _lib() -> str:
-    return f"python{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 def test_nodes_that_share_the_folder_are_served_once(make_box: Callable[..., Box], bundle: Bundle) -> None:

@@ -2,8 +2,8 @@
 run folders, findings.
 
 Additions are allowed; what is removed, renamed or different fails. The records are in frozen/. After a wanted change of
-one of them ``ALLRANKS_GOLDEN=write python -m pytest tests/golden/test_frozen.py -k NAME`` writes it anew (runs are only
-written if they are absent); read the difference. A lint rule that was removed on purpose is a line of
+one of them ``ALLRANKS_GOLDEN=write python -m pytest tests/golden/test_frozen.py -k NAME`` writes it anew (not the folders
+of runs); read the difference. A lint rule that was removed on purpose is a line of
 frozen/lint_removed.txt.
 """
 
@@ -14,7 +14,6 @@ import inspect
 import json
 import os
 import re
-import shutil
 import sys
 import tarfile
 from collections.abc import Set
@@ -23,7 +22,6 @@ from typing import Any
 
 import click
 import pytest
-import yaml
 from click.testing import CliRunner
 
 import allranks
@@ -68,11 +66,7 @@ def lost(before: Any, now: Any, place: str = "") -> list[str]:
 
 
 def check(name: str, now: dict[str, Any], skip: Set[str] = frozenset()) -> None:
-    """Compare with the record of this name, or write what differs, a line for each entry.
-
-    Args:
-        skip: entries of the record that need not be there any more.
-    """
+    """Compare with the record of this name, or write what differs; entries in `skip` need not be there any more."""
     path = FROZEN / f"{name}.json"
     before = json.loads(path.read_text()) if path.exists() else {}
     problems = lost({key: entry for key, entry in before.items() if key not in skip}, now)
@@ -84,15 +78,12 @@ def check(name: str, now: dict[str, Any], skip: Set[str] = frozenset()) -> None:
 
 
 def key_tree(value: Any) -> Any:
-    """Return the keys of a document: of a list, those of all its items; numbers and names of hosts as keys stand for
-    any."""
+    """Return the keys of a document, of a list those of all its items; keys that are numbers or hosts are one."""
     pairs = [("[]", x) for x in value] if isinstance(value, list) else value.items() if isinstance(value, dict) else ()
     tree: dict[str, Any] = {}
     for key, item in pairs:
-        merge(
-            tree.setdefault("N" if key.isdigit() else "HOST" if key == host_name() else key, {}),
-            {} if key in TIMED else key_tree(item),
-        )
+        kind = "N" if key.isdigit() else "HOST" if key == host_name() else key
+        merge(tree.setdefault(kind, {}), {} if key in TIMED else key_tree(item))
     return tree
 
 
@@ -221,40 +212,8 @@ def test_lint_findings(tmp_path: Path) -> None:
     check("lint", found, removed)
 
 
-SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-LANGUAGE: dict[str, Any] = {
-    "model": {"name": "tiny:mistral", "config": {**SIZES, "num_key_value_heads": 1, "vocab_size": 320}},
-    "data": {"source": "builtin:instructions", "subset": 64, "max_length": 64, "eval_fraction": 0.1},
-}
-RUNS: dict[str, dict[str, Any]] = {
-    "pytorch_ddp-lora": {**LANGUAGE, "adapter": {"type": "lora", "r": 2, "dropout": 0.1, "targets": ["q_proj", "v_proj"]}},
-    "zero2-full": {**LANGUAGE, "strategy": {"name": "zero2"}},
-    "zero1-mlp": {
-        "model": {"name": "mlp:16x2"},
-        "data": {"source": "builtin:noise"},
-        "strategy": {"name": "zero1"},
-    },
-}  # fmt: skip
-
-
-def make_run(name: str, folder: Path, archive: Path) -> None:
-    """Train two steps on two ranks, and pack the run folder with its full checkpoint."""
-    spec = {
-        **RUNS[name],
-        "name": name,
-        "train": {"max_steps": 2, "micro_batch_size": 2, "lr": 1e-2},
-        "checkpoint": {"mode": "full"},
-        "cluster": {"procs_per_node": 2},
-    }
-    (folder / "spec.yaml").write_text(yaml.safe_dump(spec))
-    assert allranks.run(folder / "spec.yaml", [f"run_root={folder / 'made'}"]).exit_code == 0
-    (run,) = (folder / "made").glob(f"{name}-*")
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(archive, "w:xz") as packed:
-        packed.add(
-            run, name, filter=lambda item: None if "/telemetry/" in item.name or item.name.endswith(".html") else item
-        )
-    shutil.rmtree(folder / "made")
+RUNS = sorted(path.name.removesuffix(".tar.xz") for path in (FROZEN / "runs").glob("*.tar.xz"))
+"""Folders of runs of two steps on two ranks, each with its full checkpoint."""
 
 
 @pytest.mark.dist
@@ -263,10 +222,7 @@ def test_an_old_run_resumes(name: str, machine: Path) -> None:
     """Bitwise where torch and the processor are those of the record, else to rounding."""
     from tests.dist.harness import allranks as command
 
-    archive = FROZEN / "runs" / f"{name}.tar.xz"
-    if WRITE and not archive.exists():
-        make_run(name, machine, archive)
-    with tarfile.open(archive) as packed:
+    with tarfile.open(FROZEN / "runs" / f"{name}.tar.xz") as packed:
         packed.extractall(machine / "runs", filter="data")
     done = command("resume", name, "--set", "train.max_steps=4", "--json", cwd=machine)
     assert done.returncode == 0, done.stderr
@@ -286,9 +242,8 @@ def test_an_old_run_resumes(name: str, machine: Path) -> None:
     from safetensors.torch import load_file
 
     weights = [load_file(p) for p in sorted(run.checkpoint(4).glob("*.safetensors"))]
-    digest = hashlib.sha256(
-        b"".join(t[k].contiguous().numpy().tobytes() for t in weights for k in sorted(t))
-    ).hexdigest()
+    content = b"".join(t[k].contiguous().numpy().tobytes() for t in weights for k in sorted(t))
+    digest = hashlib.sha256(content).hexdigest()
     losses = [event["loss"] for event in second if event["event"] == "step"]
     exact = {"torch": torch.__version__, "cpu": cpu_model(), "losses": losses, "weights": digest}
     path = FROZEN / "runs" / f"{name}.result.json"

@@ -1,11 +1,12 @@
 """The batch script: equal to the records beside this test, and safe whatever the spec holds.
 
-plain.sbatch and everything.sbatch are whole; of the other scripts sbatch.txt holds what differs from plain.sbatch.
+plain.sbatch and everything.sbatch are whole; of other scripts the records hold what differs from one of these.
 After a wanted change: ``ALLRANKS_GOLDEN=write python -m pytest tests/golden``, then read the difference.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -17,40 +18,30 @@ import msgspec
 import pytest
 
 from allranks.errors import SpecError
+from allranks.lab.smoke import TESTS
+from allranks.lab.smoke.records import PlaceName
+from allranks.lab.smoke.runner import SmokeOptions, prepare_test
+from allranks.launch.hosts import node_commands
 from allranks.launch.launchers import agent_command
 from allranks.launch.slurm.script import render_batch_script
 from allranks.planning.planner import make_plan
+from allranks.planning.records import LaunchPlan
 from allranks.rundir.paths import RunDir
-from allranks.spec import load_spec, parse_spec
+from allranks.spec import RunSpec, load_spec, parse_spec, spec_to_dict
 from allranks.spec.records import ModelSpec
+from allranks.utils.machine import MachineFacts
 from tests.conftest import REPO
 from tests.unit.test_plan import facts
 
 HERE = Path(__file__).parent
-HOSTILE = [
-    "a'; touch pwned",
-    'b"; touch pwned; "',
-    "$(touch pwned)",
-    "`touch pwned`",
-    "x y",
-    "a,b=c",
-    "*",
-    "~",
-    "#no",
-    "back\\slash",
-]
+HOSTILE = ["a'; touch pwned", 'b"; touch pwned; "', "$(touch pwned)", "`touch pwned`", "x y", "a,b=c", "*", "~", "#no"]
+HOSTILE += ["back\\slash"]
 
 
 def spec_with(**cluster: Any) -> Any:
     base = {"launcher": "slurm", "nodes": 2, "procs_per_node": 8}
-    return parse_spec(
-        {
-            "name": "job",
-            "model": {"name": "tiny:mistral"},
-            "data": {"source": "builtin:instructions"},
-            "cluster": base | cluster,
-        }
-    )
+    raw = {"name": "job", "model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}}
+    return parse_spec({**raw, "cluster": base | cluster})
 
 
 def text_of(**cluster: Any) -> str:
@@ -157,20 +148,11 @@ def test_hostile_values_are_only_values(value: str, tmp_path: Path) -> None:
     assert shlex.split(line.removeprefix("#SBATCH ")) == [f"--account={value}"]
 
 
-@pytest.mark.parametrize(
-    "cluster",
-    [
-        {"env": {"X": "a\nb"}},
-        {"env": {"X": "a\x07b"}},
-        {"modules": ["a\x7fb"]},
-        {"env": {"X; touch y": "1"}},
-        {"modules": ["a\nb"]},
-        {"slurm": {"account": "a\n#SBATCH --exclusive"}},
-        {"slurm": {"extra": ["touch x"]}},
-        {"slurm": {"extra": ["--comment=a\nb"]}},
-        {"python": "a\nb"},
-    ],
-)
+@pytest.mark.parametrize("cluster", [
+    {"env": {"X": "a\nb"}}, {"env": {"X": "a\x07b"}}, {"modules": ["a\x7fb"]}, {"env": {"X; touch y": "1"}},
+    {"modules": ["a\nb"]}, {"slurm": {"account": "a\n#SBATCH --exclusive"}}, {"slurm": {"extra": ["touch x"]}},
+    {"slurm": {"extra": ["--comment=a\nb"]}}, {"python": "a\nb"},
+])  # fmt: skip
 def test_what_no_quoting_can_hold_is_refused(cluster: dict[str, Any]) -> None:
     with pytest.raises(SpecError):
         text_of(**cluster)
@@ -187,3 +169,69 @@ def test_env_is_exported_in_the_script_and_secrets_are_not() -> None:
     assert "--export" not in text
     assert "HF_TOKEN" not in text
     assert "verysecret" not in text_of(env={"HF_TOKEN": "verysecret"})
+
+
+SEEDS = REPO / "examples" / "seeds"
+FULL = [str(p.relative_to(SEEDS).with_suffix("")) for p in sorted(SEEDS.glob("0*/*.yaml")) if "-tiny" not in p.name]
+
+
+def planned(name: str, *sets: str) -> tuple[RunSpec, LaunchPlan, RunDir]:
+    """A spec, planned on a machine without a GPU, and the folder that its run would get on a shared disk."""
+    spec = load_spec(SEEDS / f"{name}.yaml", sets)
+    root = Path(spec.run_root)
+    root = root if root.is_absolute() else Path("/shared") / root
+    return spec, make_plan(spec, facts()), RunDir(root / f"{spec.name}-1")
+
+
+def test_what_a_job_of_the_notes_starts_is_the_golden_one() -> None:
+    shown = {}
+    for name in FULL:
+        spec, plan, run = planned(name)
+        if spec.cluster.launcher == "slurm":
+            text = render_batch_script(spec, plan, run, "/env/bin/python").replace(spec.name, "job")
+            shown[name] = changes(text, "everything" if spec.cluster.modules else "plain")
+        elif spec.cluster.launcher == "hosts":
+            lines = node_commands(spec, run, plan, python="/env/bin/python", folder=Path("/shared"))
+            shown[name] = [f"{node.host}: {line}" for node, line in zip(plan.nodes, lines, strict=True)]
+        else:
+            assert plan.launcher == "local"
+    check_record("seeds.txt", shown)
+
+
+def test_the_lab_asks_for_as_many_nodes_as_it_is_told_and_leaves_out_the_bad_one() -> None:
+    spec, plan, run = planned("003/lab", "cluster.nodes=10", "cluster.slurm.exclude=[hpc42]")
+    assert plan.world_size == 20 and plan.nodes[9].ranks == [18, 19]
+    text = render_batch_script(spec, plan, run, "/env/bin/python")
+    assert "#SBATCH --nodes=10\n" in text and "#SBATCH --exclude=hpc42\n" in text
+
+
+PLACES: dict[str, tuple[PlaceName, MachineFacts, tuple[str, ...]]] = {
+    "slurm": ("slurm", facts(), ("cluster.slurm.partition=gpu", "cluster.slurm.account=lab")),
+    "cluster": ("cluster", facts(), ()),
+    "local": ("local", facts(), ()),
+    "two GPUs": ("local", facts(gpus=2), ()),
+}
+
+
+def test_what_a_dry_run_shows() -> None:
+    """Each test's scaled sentences, what its spec sets, its ranks, and its batch script."""
+    shown: dict[str, list[str]] = {}
+    seen: dict[tuple[str, ...], str] = {}
+    for name, (place, machine, sets) in PLACES.items():
+        for test in TESTS:
+            ready = prepare_test(test, SmokeOptions(place=place, sets=sets, run_root="/shared/runs"), machine)
+            if ready.spec is None:
+                shown[f"{name} {test.name}"] = [f"not run: {ready.unable}"]
+                continue
+            lines = [f"differs from the reference: {line}" for line in ready.scaled]
+            lines.append(f"ranks: {ready.placement.world if ready.placement else 0}")
+            sections = {name: spec_to_dict(ready.spec)[name] for name in ("model", "strategy", "train")}
+            texts = [f"{k}: {json.dumps({k: v for k, v in s.items() if v is not None})}" for k, s in sections.items()]
+            first = seen.setdefault((test.name, *texts), name)
+            lines += texts if first == name else [f"the model, the strategy and its training are those of: {first}"]
+            if place != "local":
+                run = RunDir(Path(f"/shared/runs/{ready.spec.name}-1"))
+                script = render_batch_script(ready.spec, make_plan(ready.spec, machine), run, "/env/bin/python")
+                lines += changes(script.replace(ready.spec.name, "job"))
+            shown[f"{name} {test.name}"] = lines
+    check_record("smoke.txt", shown)

@@ -1,5 +1,4 @@
-"""Skip without a GPU; ALLRANKS_GPU_REHEARSAL=1 runs what can run on a CPU. ALLRANKS_GPU_LOG names a file for the result
-of each test."""
+"""Skip without a GPU; ALLRANKS_GPU_REHEARSAL=1 runs on a CPU; ALLRANKS_GPU_LOG: a file for each test's result."""
 
 from __future__ import annotations
 
@@ -43,11 +42,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     elif report.longrepr is not None:
         crash = getattr(report.longrepr, "reprcrash", None)
         reason = crash.message if crash is not None else str(report.longrepr)
-    line = {
-        "test": report.nodeid,
-        "status": report.outcome,
-        "reason": reason[:1500],
-        "seconds": round(report.duration, 1),
-    }
+    line = {"test": report.nodeid, "status": report.outcome, "reason": reason[:1500]}
+    line["seconds"] = round(report.duration, 1)
     with Path(log).open("a") as file:
         file.write(json.dumps(line) + "\n")

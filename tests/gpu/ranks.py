@@ -1,5 +1,4 @@
-"""What the ranks of tests/gpu do. ``python -m tests.gpu.ranks RESULTS ARGS``, one process a rank; appends one JSON line
-per strategy."""
+"""The ranks of tests/gpu: ``python -m tests.gpu.ranks RESULTS ARGS``; appends one JSON line per strategy."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ def join(device: torch.device, backend: str) -> DistContext:
     dist.init_process_group(backend, timeout=timedelta(seconds=60), device_id=bind)
     control = dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
     group = dist.group.WORLD
-    assert group is not None
-    assert isinstance(control, dist.ProcessGroup)
+    assert group is not None and isinstance(control, dist.ProcessGroup)
     return DistContext(dist.get_rank(), dist.get_rank(), dist.get_world_size(), "here", device, group, control)
 
 
@@ -51,8 +49,7 @@ def module_of(variant: str, device: torch.device) -> LossModel:
 
 
 def one_process(world: DistContext, tokens: Any, variant: str) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """Weights and gradient norms of plain torch that goes through the ranks' micro-batches in order, on the same
-    device."""
+    """Weights and gradient norms of plain torch that does the ranks' micro-batches in order on one device."""
     how, module = GPU_VARIANTS[variant], module_of(variant, world.device).train()
     named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
     weights = [p for _, p in named]
@@ -72,9 +69,10 @@ def one_process(world: DistContext, tokens: Any, variant: str) -> tuple[dict[str
     return {n: p.detach().cpu().clone() for n, p in named}, norms
 
 
-def trained(
-    name: str, world: DistContext, tokens: Any, variant: str, folder: Path
-) -> tuple[dict[str, Any], list[float]]:
+Trained = tuple[dict[str, Any], list[float]]
+
+
+def trained(name: str, world: DistContext, tokens: Any, variant: str, folder: Path) -> Trained:
     """Weights (rank 0) and gradient norms of a strategy."""
     how = GPU_VARIANTS[variant]
     strategy = strategies.create(name, options_of(name, how))
@@ -90,18 +88,14 @@ def trained(
 def compare(name: str, variant: str, world: DistContext, tokens: Any, folder: Path) -> dict[str, Any]:
     """How far a strategy is from one process, in weights (of what the training changed) and in gradient norms."""
     reference, right_norms = one_process(world, tokens, variant)
-    start = {
-        n: p.detach().cpu().clone() for n, p in module_of(variant, world.device).named_parameters() if p.requires_grad
-    }
+    named = module_of(variant, world.device).named_parameters()
+    start = {n: p.detach().cpu().clone() for n, p in named if p.requires_grad}
     ours, norms = trained(name, world, tokens, variant, folder)
     assert len(norms) == STEPS, norms
-    return {
-        "strategy": name,
-        "variant": variant,
-        "error": update_error(ours, reference, start) if ours else None,
-        "norm_error": max(abs(n - r) / r for n, r in zip(norms, right_norms, strict=True)),
-        "dtypes": sorted({str(w.dtype) for w in ours.values()}),
-    }
+    error = update_error(ours, reference, start) if ours else None
+    norm_error = max(abs(n - r) / r for n, r in zip(norms, right_norms, strict=True))
+    dtypes = sorted({str(w.dtype) for w in ours.values()})
+    return {"strategy": name, "variant": variant, "error": error, "norm_error": norm_error, "dtypes": dtypes}
 
 
 def main() -> None:

@@ -1,5 +1,4 @@
-"""LoRA of linear layers and of experts on a GPU in bfloat16: as close to float32 as PEFT's, and without a sync with the
-host."""
+"""LoRA on a GPU in bfloat16: as close to float32 as PEFT's, and without a sync with the host."""
 
 from __future__ import annotations
 

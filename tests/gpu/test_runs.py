@@ -1,5 +1,4 @@
-"""Whole runs on one GPU: a gradient that is not finite, host synchronisation, resume, memory, and a rank that spins in
-a kernel."""
+"""Whole runs on one GPU: infinite gradients, host syncs, resume, memory, a rank that spins in a kernel."""
 
 from __future__ import annotations
 
@@ -22,16 +21,10 @@ PLANTS = Path(__file__).parent / "plants"
 def spec(tmp_path: Path, device: str, name: str, **sections: Any) -> dict[str, Any]:
     """A small run on one rank."""
     write_rows(tmp_path / "rows.json", 120)
-    usual: dict[str, Any] = {
-        "name": name,
-        "train": {"max_steps": 8, "schedule": "constant"},
-        "eval": {"samples": 0},
-        "cluster": {"device": device, "procs_per_node": 1},
-    }
-    merged: dict[str, Any] = {**usual, **sections}
-    for section in ("train", "eval", "cluster"):
-        merged[section] = {**usual[section], **sections.get(section, {})}
-    return tiny_spec(tmp_path / "rows.json", tmp_path, **merged)
+    usual = {"train": {"max_steps": 8, "schedule": "constant"}, "eval": {"samples": 0}}
+    usual["cluster"] = {"device": device, "procs_per_node": 1}
+    merged = {section: {**values, **sections.pop(section, {})} for section, values in usual.items()}
+    return {**tiny_spec(tmp_path / "rows.json", tmp_path, **merged, **sections), "name": name}
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
@@ -84,10 +77,8 @@ def test_nothing_in_a_step_waits_for_the_gpu(
     if packing == "wrapped" and strategy != "single":
         pytest.skip("the way of the batches does not depend on the strategy")
     plant(monkeypatch, "no_host_syncs:0:4")  # the first steps may: lazily created handles, autotuning
-    succeeded(
-        tmp_path,
-        spec(tmp_path, cuda, "sync", strategy={"name": strategy}, data={"packing": packing}, eval={"at_end": False}),
-    )
+    sections = {"strategy": {"name": strategy}, "data": {"packing": packing}, "eval": {"at_end": False}}
+    succeeded(tmp_path, spec(tmp_path, cuda, "sync", **sections))
 
 
 def test_a_host_sync_that_is_planted_is_found(cuda: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,26 +88,21 @@ def test_a_host_sync_that_is_planted_is_found(cuda: str, tmp_path: Path, monkeyp
     assert "synchroniz" in done.stderr, done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("how", ["deterministic", "usual"])
-def test_20_steps_resumed_to_30_equal_30_unbroken(how: str, device: str, tmp_path: Path) -> None:
-    """Asynchronous full checkpoints. Bitwise with train.deterministic; else kernels with atomic additions may round
-    differently."""
-    sections: dict[str, Any] = {
-        "checkpoint": {"mode": "full", "every": 10, "async": True},
-        "train": {"deterministic": how == "deterministic"},
-        "model": {"dtype": "bfloat16"},
-    }
-    long = spec(tmp_path, device, "long", **sections)
-    long["train"]["max_steps"] = 30
-    short = spec(tmp_path, device, "short", **sections)
-    short["train"]["max_steps"] = 20
-    whole, parts = succeeded(tmp_path, long), succeeded(tmp_path, short)
+@pytest.mark.parametrize("exact", [True, False], ids=["deterministic", "usual"])
+def test_20_steps_resumed_to_30_equal_30_unbroken(exact: bool, device: str, tmp_path: Path) -> None:
+    """Asynchronous full checkpoints; bitwise if deterministic, else atomic additions may round differently."""
+    checkpoint = {"mode": "full", "every": 10, "async": True}
+    sections: dict[str, Any] = {"checkpoint": checkpoint, "model": {"dtype": "bfloat16"}}
+    trains = {steps: {"deterministic": exact, "max_steps": steps} for steps in (30, 20)}
+    whole, parts = (
+        succeeded(tmp_path, spec(tmp_path, device, f"to-{n}", train=t, **sections)) for n, t in trains.items()
+    )
     assert parts.checkpoint_steps() == [10, 20]
     done = allranks("resume", parts.name, "--set", "train.max_steps=30", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     one, other = ([e["loss"] for e in step_events(run)] for run in (whole, parts))
     assert len(one) == len(other) == 30
-    if how == "deterministic" or device == "cpu":
+    if exact or device == "cpu":
         assert one == other
         assert equal(weights(whole, 30), weights(parts, 30))
     else:

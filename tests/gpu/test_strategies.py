@@ -1,5 +1,4 @@
-"""Every strategy on one GPU, and the data-parallel family with two Gloo ranks that share it, against one process of
-plain torch."""
+"""Every strategy on one GPU, and on two Gloo ranks that share it, against one process of plain torch."""
 
 from __future__ import annotations
 
@@ -21,22 +20,18 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 STRATEGIES = ["single", *shared_strategies()]
 # Gloo has an all-reduce and a broadcast for tensors of a GPU, and nothing else that these strategies need.
 SHARING = ["simple_ddp", "simple_ddp_ga", "simple_ddp_hook", "simple_ddp_async", "bucket_ddp_async", "pytorch_ddp"]
-TOLERANCE = {
-    "plain": 2e-3,
-    "mixed": 0.2,
-    "lora_on_bf16": 0.2,
-}  # of what the training has changed; 1 is as wrong as untrained
+# of what the training has changed; 1 is as wrong as untrained
+TOLERANCE = {"plain": 2e-3, "mixed": 0.2, "lora_on_bf16": 0.2}
 NORM_TOLERANCE = {"plain": 1e-3, "mixed": 0.05, "lora_on_bf16": 0.05}
+Found = dict[tuple[str, str], dict[str, Any]]
 PAIR_LIMIT_S = 60
 START_LIMIT_S = 120
 
 
-def run_pairs(
-    folder: Path, names: list[str], world: int, device: str, backend: str
-) -> dict[tuple[str, str], dict[str, Any]]:
+def run_pairs(folder: Path, names: list[str], world: int, device: str, backend: str) -> Found:
     """The result of every pair. Ranks that die or stall are started again behind the pair that did it."""
     left = [(name, variant) for name in names for variant in GPU_VARIANTS]
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    found: Found = {}
     while left:
         results = folder / f"results{len(left)}.jsonl"
         said = attempt(results, left, world, device, backend)
@@ -83,17 +78,17 @@ def attempt(results: Path, pairs: list[tuple[str, str]], world: int, device: str
 
 
 @pytest.fixture(scope="module")
-def one_rank(device: str, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any]]:
+def one_rank(device: str, tmp_path_factory: pytest.TempPathFactory) -> Found:
     backend = "nccl" if device == "cuda" else "gloo"
     return run_pairs(tmp_path_factory.mktemp("one"), STRATEGIES, 1, device, backend)
 
 
 @pytest.fixture(scope="module")
-def two_ranks(device: str, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any]]:
+def two_ranks(device: str, tmp_path_factory: pytest.TempPathFactory) -> Found:
     return run_pairs(tmp_path_factory.mktemp("two"), SHARING, 2, device, "gloo")
 
 
-def check(found: dict[tuple[str, str], dict[str, Any]], name: str) -> None:
+def check(found: Found, name: str) -> None:
     """Judge all variants of a strategy; skip if the libraries here cannot do one of them, and the others are right."""
     unable = ""
     for variant in GPU_VARIANTS:
@@ -110,10 +105,10 @@ def check(found: dict[tuple[str, str], dict[str, Any]], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_one_rank_equals_plain_torch(name: str, one_rank: dict[tuple[str, str], dict[str, Any]]) -> None:
+def test_one_rank_equals_plain_torch(name: str, one_rank: Found) -> None:
     check(one_rank, name)
 
 
 @pytest.mark.parametrize("name", SHARING)
-def test_two_ranks_on_one_device_equal_one_process(name: str, two_ranks: dict[tuple[str, str], dict[str, Any]]) -> None:
+def test_two_ranks_on_one_device_equal_one_process(name: str, two_ranks: Found) -> None:
     check(two_ranks, name)

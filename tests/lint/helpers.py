@@ -42,10 +42,7 @@ def found(report: LintReport) -> list[tuple[str, int]]:
     return [(f.id, f.line) for f in report.findings if f.id in RULES]
 
 
-HEAD = (
-    "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=2\n#SBATCH --cpus-per-task=16\n#SBATCH "
-    "--mem=64G\n"
-)
+HEAD = "#SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=2 --cpus-per-task=16 --mem=64G\n"
 
 
 def script_of(fragment: str) -> str:

@@ -1,16 +1,22 @@
-"""Files of every kind, also broken ones, and the command as a person and as a program call it."""
+"""Files of every kind, also broken ones, what the command says to persons and programs, and what it repairs."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from allranks.analysis.lint import lint
+from allranks.analysis.lint.output import apply_edits, github_commands, plan_repairs, write_repair
+from allranks.analysis.lint.records import Edit
+from allranks.cli.main import cli
+from allranks.errors import RequestError
 from tests.conftest import without_stdin
 from tests.lint.helpers import found, lint_text
 from tests.warm import allranks
@@ -62,17 +68,10 @@ def test_folders_missing_and_huge_files(tmp_path: Path) -> None:
     assert [u.why.split(";")[0] for u in report.unread] == ["this is a folder", "no such file", "larger than 1000 kB"]
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("export NCCL_TIMEOUT=1\nexport A='x\n", 3),
-        ("ls\nif true; then\n", 3),
-        ("srun bash <<E\nls\n", 2),
-        ("for i in a b; do ls; done\n", 0),
-        ("srun -A <account> ls > <file>\n", 0),
-        ("{% if a %}\nfi\n{% endif %}\n", 0),
-    ],
-)
+@pytest.mark.parametrize(("text", "line"), [
+    ("export NCCL_TIMEOUT=1\nexport A='x\n", 3), ("ls\nif true; then\n", 3), ("srun bash <<E\nls\n", 2),
+    ("for i in a b; do ls; done\n", 0), ("srun -A <account> ls > <file>\n", 0), ("{% if a %}\nfi\n{% endif %}\n", 0),
+])  # fmt: skip
 def test_a_syntax_error_is_reported_with_or_without_shellcheck(
     tmp_path: Path, text: str, line: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,9 +79,7 @@ def test_a_syntax_error_is_reported_with_or_without_shellcheck(
     path.write_text(f"#!/bin/bash\n{text}")
     assert any(f.id.startswith(("SC1", "shell-syntax")) for f in lint([path]).findings) == bool(line)
     which = shutil.which
-    monkeypatch.setattr(
-        "shutil.which", lambda name, *args, **more: None if name == "shellcheck" else which(name, *args, **more)
-    )
+    monkeypatch.setattr("shutil.which", lambda name, *args, **_: None if name == "shellcheck" else which(name, *args))
     lines = [f.line for f in lint([path]).findings if f.id == "shell-syntax"]
     assert lines == ([line] if line else [])
 
@@ -94,10 +91,8 @@ SHELLCHECK = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(P
 def test_findings_of_shellcheck_have_their_own_codes_and_can_be_ignored(tmp_path: Path) -> None:
     text = '#!/bin/bash\nrm -r "$D/"*\n# allranks: ignore[SC2115]\nrm -r "$D/"*\necho $A\ntorchrun ${ARGS[@]} t.py\n'
     report = lint_text(tmp_path, text, "a.sh")
-    assert [(f.id, f.line, f.severity) for f in report.findings if f.id.startswith("SC")] == [
-        ("SC2115", 2, "warning"),
-        ("SC2068", 6, "note"),
-    ], "style is not reported"
+    shown = [(f.id, f.line, f.severity) for f in report.findings if f.id.startswith("SC")]
+    assert shown == [("SC2115", 2, "warning"), ("SC2068", 6, "note")], "style is not reported"
     assert [(f.id, f.line) for f in report.allowed] == [("SC2115", 4)]
 
 
@@ -117,6 +112,9 @@ def test_a_file_that_is_not_there_is_not_counted_as_read(tmp_path: Path) -> None
     assert done.stdout.splitlines()[-1] == "1 file not read", "not: no findings in 1 file"
     both = lint_verb(tmp_path / "jbo.sh", tmp_path / "job.sh", width=400)
     assert (both.returncode, both.stdout.splitlines()[-1]) == (2, "1 error in 1 file; 1 file not read")
+    document = json.loads(lint_verb(tmp_path / "job.sh", tmp_path / "nothing", "--json").stdout)
+    assert [f["id"] for f in document["findings"]] == ["unknown-variable"]
+    assert document["unread"] == [{"file": str(tmp_path / "nothing"), "line": None, "why": "no such file"}]
 
 
 def test_standard_input(tmp_path: Path) -> None:
@@ -125,10 +123,8 @@ def test_standard_input(tmp_path: Path) -> None:
     assert done.returncode == 1
     document = json.loads(done.stdout)
     assert document["files"] == ["standard input", str(tmp_path / "a.sh")]
-    assert [(f["file"], f["id"], f["line"]) for f in document["findings"]] == [
-        ("standard input", "gloo-interface-syntax", 3),
-        (str(tmp_path / "a.sh"), "unknown-variable", 2),
-    ]
+    findings = [("standard input", "gloo-interface-syntax", 3), (str(tmp_path / "a.sh"), "unknown-variable", 2)]
+    assert [(f["file"], f["id"], f["line"]) for f in document["findings"]] == findings
     empty = lint_verb("-", stdin="")
     assert empty.returncode == 2 and "standard input is empty" in empty.stdout
     closed = without_stdin("lint")
@@ -144,33 +140,37 @@ def test_exit_codes_and_levels(tmp_path: Path) -> None:
     assert lint_verb().returncode == 2
 
 
-def test_environment_files(tmp_path: Path) -> None:
-    dump = (
-        "SHELL=/bin/bash\nNCCL_TIMEOUT=1\nPS1=a\n  "
-        "b\nPATH=/bin\nHOME=/root\nMASTER_PORT=15123\nGLOO_SOCKET_IFNAME==eth0\n"
-    )
-    assert found(lint_text(tmp_path, dump, "now.env")) == [("unknown-variable", 2), ("gloo-interface-syntax", 8)]
-    assert found(lint_text(tmp_path, "export A=1\nexport NCCL_TIMEOUT='5'  # s\n", "settings")) == [
-        ("unknown-variable", 2)
-    ]
-    assert found(lint_text(tmp_path, 'A=1\nNCCL_IB_DISABLE=1 # x\nNCCL_SHM_DISABLE="1"\n', "x.env")) == [
-        ("transport-disabled", 2),
-        ("transport-disabled", 3),
-    ]
-    assert found(lint_text(tmp_path, "A=1\r\nNCCL_TIMEOUT=1\r\n", "x.env")) == [("unknown-variable", 2)]
-    several = "SLURM_JOB_NUM_NODES=2\nHF_HOME=/tmp/hf\n"
-    assert found(lint_text(tmp_path, several, "x.env")) == [("cache-not-shared", 2)]
+DUMP = "SHELL=/bin/sh\nNCCL_TIMEOUT=1\nPS1=a\n  b\nPATH=/bin\nHOME=/root\nMASTER_PORT=15123\nGLOO_SOCKET_IFNAME==eth0\n"
+SPEC = """model: {name: tiny:mistral}
+data: {source: builtin:instructions}
+cluster:
+  launcher: slurm
+  nodes: 2
+  env:
+    NCCL_TIMEOUT: 600
+    HF_HOME: /tmp/hf
+  setup:
+    - module load cuda
+    - export NCCL_NET_DISABLE=1
+"""
+IN_DOS = "#!/bin/bash\ncat > x <<EOF\n1\nEOF\nexport NCCL_TIMEOUT=1\n".replace("\n", "\r\n")
 
 
-def test_specs(tmp_path: Path) -> None:
-    text = (
-        "model: {name: tiny:mistral}\ndata: {source: builtin:instructions}\ncluster:\n  launcher: slurm\n  nodes: 2\n  "
-        "env:\n"
-        "    NCCL_TIMEOUT: 600\n    HF_HOME: /tmp/hf\n  setup:\n    - module load cuda\n    - export "
-        "NCCL_NET_DISABLE=1\n"
-    )
-    report = lint_text(tmp_path, text, "spec.yaml")
-    assert found(report) == [("unknown-variable", 7), ("cache-not-shared", 8), ("unknown-variable", 11)]
+@pytest.mark.parametrize(("name", "text", "expected"), [
+    ("now.env", DUMP, [("unknown-variable", 2), ("gloo-interface-syntax", 8)]),
+    ("settings", "export A=1\nexport NCCL_TIMEOUT='5'  # s\n", [("unknown-variable", 2)]),
+    ("x.env", 'A=1\nNCCL_IB_DISABLE=1 # x\nNCCL_SHM_DISABLE="1"\n', [("transport-disabled", 2), ("transport-disabled", 3)]),
+    ("x.env", "A=1\r\nNCCL_TIMEOUT=1\r\n", [("unknown-variable", 2)]),
+    ("x.env", "SLURM_JOB_NUM_NODES=2\nHF_HOME=/tmp/hf\n", [("cache-not-shared", 2)]),
+    ("spec.yaml", SPEC, [("unknown-variable", 7), ("cache-not-shared", 8), ("unknown-variable", 11)]),
+    ("job.sbatch", "#!/bin/bash\r\nexport NCCL_P2P_DISABLE=1\r\n", [("transport-disabled", 2)]),
+    ("job.sbatch", IN_DOS, [("unknown-variable", 5)]),
+])  # fmt: skip
+def test_environment_files_specs_and_dos_line_breaks(
+    tmp_path: Path, name: str, text: str, expected: list[tuple[str, int]]
+) -> None:
+    report = lint_text(tmp_path, text, name)
+    assert (found(report), report.unread) == (expected, [])
 
 
 def test_lint_imports_nothing_heavy(tmp_path: Path) -> None:
@@ -192,32 +192,17 @@ def test_nothing_is_run_and_nothing_written(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["a.sh"]
 
 
-def test_dos_line_breaks_hide_no_trap(tmp_path: Path) -> None:
-    text = "#!/bin/bash\r\nexport NCCL_P2P_DISABLE=1\r\n"
-    assert found(lint_text(tmp_path, text)) == [("transport-disabled", 2)]
-    behind = lint_text(tmp_path, "#!/bin/bash\ncat > x <<EOF\n1\nEOF\nexport NCCL_TIMEOUT=1\n".replace("\n", "\r\n"))
-    assert (found(behind), behind.unread) == ([("unknown-variable", 5)], [])
-
-
 def test_severity_goes_by_the_case(tmp_path: Path) -> None:
     head = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --cpus-per-task=8\n"
     loop = lint_text(tmp_path, head + "for f in a b; do\n  sbcast -f $f /tmp/$f\ndone\n")
     assert [(f.id, f.severity) for f in loop.findings if f.id == "sbcast"] == [("sbcast", "note")]
     (tmp_path / "job.sbatch").write_text(head + "#SBATCH --ntasks-per-node=8\nsrun -K1 python -u x.py\n")
-    versions = {
-        None: "note",
-        "22.05": "warning",
-        "slurm 23.02.6": "warning",
-        "21.08": None,
-        "23.11": None,
-        "24.05.1": None,
-    }
+    versions = {None: "note", "22.05": "warning", "slurm 23.02.6": "warning", "21.08": None, "23.11": None}
     for version, severity in versions.items():
         given = {f.id: f.severity for f in lint([tmp_path / "job.sbatch"], slurm_version=version).findings}
         assert given.get("cpus-not-inherited") == severity, version
-    loaded = lint_text(
-        tmp_path, head + "#SBATCH --ntasks-per-node=8\nmodule load slurm/23.02.7\nsrun -K1 python -u x.py\n"
-    )
+    text = f"{head}#SBATCH --ntasks-per-node=8\nmodule load slurm/23.02.7\nsrun -K1 python -u x.py\n"
+    loaded = lint_text(tmp_path, text)
     assert ("cpus-not-inherited", "warning") in [(f.id, f.severity) for f in loaded.findings]
 
 
@@ -228,10 +213,95 @@ def test_what_one_file_says_in_two_ways_is_found_once(tmp_path: Path) -> None:
     assert found(lint([tmp_path / "a.sh"] * 2)) == [("unknown-variable", 2)], "a file that is named twice"
 
 
-def test_one_unreadable_file_hides_no_other(tmp_path: Path) -> None:
-    (tmp_path / "a.sh").write_text(SCRIPT)
-    done = lint_verb(tmp_path / "a.sh", tmp_path / "none.sh", "--json")
-    assert done.returncode == 2
-    document = json.loads(done.stdout)
-    assert [f["id"] for f in document["findings"]] == ["unknown-variable"]
-    assert document["unread"] == [{"file": str(tmp_path / "none.sh"), "line": None, "why": "no such file"}]
+TO_REPAIR = """#!/bin/bash
+#SBATCH --nodes=1
+torchrun --standalone train.py | tee log
+ls
+"""
+REPAIRED = TO_REPAIR.replace("torchrun", "set -o pipefail\ntorchrun")
+
+
+def run(*words: object) -> tuple[int, str]:
+    done = CliRunner().invoke(cli, ["lint", *map(str, words)], standalone_mode=False)
+    assert done.exception is None, done.exception
+    return done.return_value, done.output
+
+
+def test_repairs_are_shown_first_and_written_only_on_request(tmp_path: Path) -> None:
+    path = tmp_path / "job.sbatch"
+    path.write_text(TO_REPAIR)
+    path.chmod(0o750)
+    code, shown = run(path, "--fix")
+    assert code == 1 and path.read_text() == TO_REPAIR, "nobody has confirmed"
+    assert "+set -o pipefail" in shown and "nothing was written" in shown
+    code, shown = run(path, "--fix", "--yes")
+    assert (code, path.read_text()) == (0, REPAIRED)
+    assert "+set -o pipefail" in shown and "repaired 1 place in 1 file" in shown
+    assert stat.S_IMODE(path.stat().st_mode) == 0o750
+    assert run(path, "--fix", "--yes")[1].strip() == "nothing to repair: no finding has a safe repair"
+    assert [p.name for p in tmp_path.iterdir()] == ["job.sbatch"]
+
+
+def test_a_repaired_file_keeps_line_ends_links_and_bytes(tmp_path: Path) -> None:
+    real = tmp_path / "real"
+    real.mkdir()
+    (real / "job.sbatch").write_bytes(TO_REPAIR.replace("ls", "echo é").replace("\n", "\r\n").encode())
+    link = tmp_path / "job.sbatch"
+    link.symlink_to(real / "job.sbatch")
+    assert run(link, "--fix", "--yes")[0] == 0
+    assert link.is_symlink()
+    assert (real / "job.sbatch").read_bytes() == REPAIRED.replace("ls", "echo é").replace("\n", "\r\n").encode()
+
+
+def test_no_pipefail_where_it_could_end_the_script(tmp_path: Path) -> None:
+    for head in ("#!/bin/sh\n", "#!/bin/bash -e\n"):
+        report = lint_text(tmp_path, head + "#SBATCH -N 1\ntorchrun --standalone x.py | tee log\n")
+        assert [(f.id, f.fix) for f in report.findings if f.id == "exit-code-lost"] == [("exit-code-lost", ())], head
+
+
+def test_what_is_not_repaired(tmp_path: Path) -> None:
+    latin = tmp_path / "latin.sh"
+    latin.write_bytes(TO_REPAIR.encode() + b"# caf\xe9\n")
+    assert lint([latin]).findings and not plan_repairs(lint([latin]))
+    path = tmp_path / "a.sh"
+    path.write_text(TO_REPAIR)
+    report = lint([path])
+    (repair,) = plan_repairs(report)
+    path.write_text(TO_REPAIR + "\n# changed\n")
+    with pytest.raises(RequestError, match="has changed"):
+        write_repair(repair)
+    done = CliRunner().invoke(cli, ["lint", "--fix", "--yes", "-"], input=TO_REPAIR, standalone_mode=False)
+    assert "nothing to repair" in done.output
+
+
+def test_a_diff_shows_no_secrets(tmp_path: Path) -> None:
+    token = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWx"
+    path = tmp_path / "a.sh"
+    path.write_text(f"#!/bin/bash\n#SBATCH -N 1\nexport HF_TOKEN={token}\ntorchrun --standalone t.py | tee log\n")
+    code, shown = run(path, "--fix", "--yes")
+    assert code == 0 and token not in shown and "HF_TOKEN=***" in shown
+    assert token in path.read_text() and "pipefail" in path.read_text()
+
+
+def test_edits_that_overlap_or_repeat() -> None:
+    edits = [Edit(4, 5, "X"), Edit(0, 2, "ab"), Edit(1, 3, "no"), Edit(0, 2, "ab"), Edit(6, 6, "!")]
+    assert apply_edits("012345", edits) == "ab23X5!"
+
+
+def test_github_commands_cannot_be_forged(tmp_path: Path) -> None:
+    path = tmp_path / "a,b:c%.sh"
+    path.write_text("#!/bin/bash\nexport NCCL_P2P_LEVEL=a%0A::error::x\nexport NCCL_TIMEOUT=1\n")
+    lines = list(github_commands(lint([path, tmp_path / "none.sh"])))
+    assert lines[0].startswith("::error file=")
+    assert "a%2Cb%3Ac%25.sh,line=2,col=8,title=allranks lint%3A invalid-value::" in lines[0]
+    assert "NCCL_P2P_LEVEL=a%250A::error::x" in lines[0], "the message is escaped, and is the end of the command"
+    assert "line=3" in lines[1] and lines[2].startswith("::error file=") and "no such file" in lines[2]
+    assert not lines[-1].startswith("::") and all("\n" not in line for line in lines)
+
+
+def test_the_version_of_slurm_is_checked(tmp_path: Path) -> None:
+    (tmp_path / "a.sh").write_text("ls\n")
+    for bad in ("new", "23", "2023.11", "23.x"):
+        with pytest.raises(RequestError, match=r"such as 23\.11"):
+            words = ["lint", str(tmp_path / "a.sh"), "--slurm-version", bad]
+            CliRunner().invoke(cli, words, standalone_mode=False, catch_exceptions=False)

@@ -1,16 +1,28 @@
-"""The reader: words, quoting, here-documents, nested shells, and each finding's place."""
+"""The reader: words, quoting, here-documents, nested shells; whatever a file holds, lint says something about it."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+import shlex
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 import allranks.analysis.lint as lint_package
+from allranks.analysis.lint import lint
 from allranks.analysis.lint.readers import ShellReader
 from allranks.analysis.lint.shell_lexer import lex
-from allranks.analysis.lint.shell_tokens import LineIndex, MappedText
+from allranks.analysis.lint.shell_tokens import UNRESOLVED_CLOSE, UNRESOLVED_OPEN, LineIndex, MappedText
+from tests.lint.helpers import CASES
+from tests.sampling import examples
 
 
 def read(text: str) -> ShellReader:
@@ -33,10 +45,8 @@ def test_continued_lines_quotes_and_comments() -> None:
 
 
 def test_programs_behind_others() -> None:
-    text = (
-        "time srun -n1 --export ALL env -u X A=1 timeout -k 5 60 apptainer exec --nv x.sif python3 -u -m "
-        "torch.distributed.run --nnodes 2 t.py"
-    )
+    text = "time srun -n1 --export ALL env -u X A=1 timeout -k 5 60 apptainer exec --nv x.sif "
+    text += "python3 -u -m torch.distributed.run --nnodes 2 t.py"
     (*outer, last) = programs(text)
     assert [p for _, p, _ in outer] == ["srun", "env", "timeout", "apptainer"]
     assert last == (["srun", "env", "timeout", "apptainer"], "torchrun", ["--nnodes", "2", "t.py"])
@@ -74,12 +84,8 @@ def test_here_documents_are_data_unless_a_shell_reads_them() -> None:
     reading = read("B=2\nsrun bash <<X\nexport A=$B C=\\$B\nls\nX\npwd\n")
     assert {a.name: a.value for a in reading.assignments} == {"B": "2", "A": "2", "C": "2"}
     assert [c.program for c in reading.calls] == ["srun", "bash", "ls", "pwd"]
-    assert [c.program for c in read("cat > r.sh <<-'X'\n\tls\n\tX\nsrun bash r.sh\n").calls] == [
-        "cat",
-        "srun",
-        "bash",
-        "ls",
-    ]
+    names = [c.program for c in read("cat > r.sh <<-'X'\n\tls\n\tX\nsrun bash r.sh\n").calls]
+    assert names == ["cat", "srun", "bash", "ls"]
 
 
 def test_case_for_functions_and_arithmetic() -> None:
@@ -93,11 +99,8 @@ def test_case_for_functions_and_arithmetic() -> None:
 
 def test_substitutions_are_read_where_they_stand() -> None:
     reading = read("A=$(srun -N1 hostname | head -n 1)`date`\nB=$(((X)) && echo 0)\nC=$((1 + (2)))\n")
-    assert [(c.program, c.in_substitution) for c in reading.calls if c.program != "(("][:3] == [
-        ("srun", True),
-        ("hostname", True),
-        ("head", True),
-    ]
+    inside = [(c.program, c.in_substitution) for c in reading.calls if c.program != "(("][:3]
+    assert inside == [("srun", True), ("hostname", True), ("head", True)]
     assert values("C=$((1 + (2)))\n")["C"] == "$((1 + (2)))"
     assert not reading.trouble
 
@@ -130,10 +133,8 @@ def test_conditions_and_operators_around_a_command() -> None:
 
 
 def test_options_of_python_before_the_module() -> None:
-    assert programs("python3 -X dev -u -m torch.distributed.run --nnodes 2 x.py\n")[0][1:] == (
-        "torchrun",
-        ["--nnodes", "2", "x.py"],
-    )
+    text = "python3 -X dev -u -m torch.distributed.run --nnodes 2 x.py\n"
+    assert programs(text)[0][1:] == ("torchrun", ["--nnodes", "2", "x.py"])
     assert programs("python train.py -m torch.distributed.run\n")[0][1] == "python"
     assert programs("accelerate config\naccelerate launch --x\n")[1][1:] == ("accelerate", ["--x"])
 
@@ -156,12 +157,8 @@ def test_many_shells_in_shells_end() -> None:
 def test_redirections_belong_to_no_argument() -> None:
     (call,) = read("torchrun x.py 2>/tmp/err >> out &> all < in\n").calls
     assert [a.text for a in call.args] == ["x.py"]
-    assert [(r.operator, r.target) for r in call.redirects] == [
-        (">", "/tmp/err"),
-        (">>", "out"),
-        ("&>", "all"),
-        ("<", "in"),
-    ]
+    targets = [(r.operator, r.target) for r in call.redirects]
+    assert targets == [(">", "/tmp/err"), (">>", "out"), ("&>", "all"), ("<", "in")]
 
 
 def test_options_of_srun_in_all_their_forms() -> None:
@@ -214,3 +211,102 @@ def test_every_expression_compiles() -> None:
     assert len(found) > 60
     for expression in found:
         assert isinstance(expression.match, Callable), expression.pattern
+
+
+SCRIPTS = [case.script for case in CASES]
+PIECES = st.sampled_from(
+    [
+        *"'\"\\$`;&|<>(){}#\n =,^-", "$(", "${", "$((", "))", "<<E\n", "<<-'E'\n", "\nE\n", "case x in ", ") ", ";;", " esac\n", "for i in ",
+        "do ", "done\n", "srun ", "bash -c ", "torchrun ", "--nnodes=2 ", "--export=ALL,A=", "#SBATCH --nodes=", "export ", "NCCL_TIMEOUT=", "A=(",
+        "$A", "${A[@]}", "${A:-", "[[ ", " ]]", "((", "MASTER_PORT=", "$RANDOM", "/tmp/x ", "python x.py ", "\r\n", "\t", "eval ", "é",
+        UNRESOLVED_OPEN, UNRESOLVED_CLOSE,
+    ]
+)  # fmt: skip
+TEXTS = st.lists(st.one_of(PIECES, st.sampled_from(SCRIPTS)), max_size=30).map("".join)
+
+
+def _lint(content: bytes, name: str = "job.sbatch") -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        path.write_bytes(content)
+        report = lint([path])
+    lines = content.count(b"\n") + 1
+    for finding in report.findings:
+        assert 1 <= finding.line <= lines
+        assert finding.column >= 1
+        assert finding.message and finding.why and finding.cure
+        assert UNRESOLVED_OPEN not in finding.message + finding.cure + finding.text
+    assert report.findings or report.unread or not report.findings
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(TEXTS)
+def test_any_mixture_of_shell_is_read(text: str) -> None:
+    _lint(("#!/bin/bash\n" + text).encode())
+
+
+@settings(max_examples=examples(80), deadline=None)
+@given(st.binary(max_size=400), st.sampled_from(["a.sh", "a.env", "a.yaml", "a", "a.sbatch"]))
+def test_any_bytes_are_read_or_refused(content: bytes, name: str) -> None:
+    _lint(content, name)
+
+
+WORDS = st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc", "Co"]), max_size=12), min_size=1, max_size=6)
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(WORDS)
+def test_quoted_words_come_back_as_they_were(words: list[str]) -> None:
+    """shlex is the oracle of quoting, one shell deep and two."""
+    reading = ShellReader()
+    reading.read(MappedText("cmd " + shlex.join(words) + "\n"))
+    assert [a.text for a in reading.calls[0].args] == words
+    reading = ShellReader()
+    reading.read(MappedText("srun bash -c " + shlex.quote("cmd " + shlex.join(words)) + "\n"))
+    assert [a.text for a in reading.calls[-1].args] == words
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(WORDS)
+def test_every_character_keeps_its_place(words: list[str]) -> None:
+    text = (
+        "A=" + shlex.quote(words[0]) + "\nsrun bash -c " + shlex.quote("cmd " + shlex.join(words[1:])) + '\necho "$A"\n'
+    )
+    reading = ShellReader()
+    reading.read(MappedText(text))
+    for call in reading.calls:
+        for arg in call.args:
+            for index, char in enumerate(arg.source.text):
+                assert text[arg.source.where(index)] == char
+
+
+GRAMMAR = [
+    "'a'", '"b $A"', "$(ls)", "${A:-x}", "$((1+2))", "`d`", "ls ", "\n", ";", "&& ", "|| ", "| ", "(ls)", "{ ls; }", "<<E\nx $A\nE\n",
+    "<<-'E'\n\tx'\n\tE\n", "case $x in a|b) ls;; (c) d;; esac\n", "for i in a b; do ls; done\n", "if [[ $a =~ (x|y) ]]; then ls; fi\n", "A=(a b)\n",
+    "f() { ls; }\n", "# it's\n", "> f ", "2>&1 ", '<<< "x" ', "\\\n", "echo ", '"$(echo "x" \'y\')" ', "$'a\\'b'", "!", "(( i++ ))\n", "<(ls) ",
+    "$(case x in a) ls;; esac)", '${A:-"}"}', "$(cat <<E\nit's\nE\n)", '"${A[@]}" ', "[[ a < b && ( c || d ) ]] && ls\n", "$( (ls) )", '\\"',
+]  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+@settings(max_examples=examples(100), deadline=None)
+@given(st.lists(st.sampled_from(GRAMMAR), min_size=1, max_size=8).map("".join))
+def test_what_bash_accepts_is_read_to_its_end(text: str) -> None:
+    said = subprocess.run(["bash", "-n"], input=text + "\n", capture_output=True, text=True, timeout=20, check=False)
+    accepted = said.returncode == 0
+    reading = ShellReader()
+    reading.read(MappedText(text + "\n"))
+    if accepted:
+        assert not reading.trouble
+
+
+NAMES = st.from_regex(r"[A-Z][A-Z_]{0,6}", fullmatch=True)
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(st.lists(st.tuples(NAMES, st.from_regex(r"[a-z0-9./:]{0,8}", fullmatch=True)), min_size=1, max_size=8))
+def test_variables_hold_what_was_last_set(pairs: list[tuple[str, str]]) -> None:
+    reading = ShellReader()
+    reading.read(MappedText("".join(f"{n}={v}\n" for n, v in pairs) + "".join(f'echo "${{{n}}}."\n' for n, _ in pairs)))
+    last = dict(pairs)
+    assert [c.args[0].text for c in reading.calls] == [last[n] + "." for n, _ in pairs]

@@ -65,10 +65,8 @@ def test_what_comes_before_the_limit_counts(tmp_path: Path, small_limits: None, 
 def test_ordinary_logs_are_read_whole(tmp_path: Path, small_limits: None, pack: Callable[[bytes], bytes]) -> None:
     """Above the bytes that are free, but not beyond what text expands to."""
     draw = random.Random(0)
-    lines = [
-        b"[rank%d] step %d loss %.5f tokens/s %d\n" % (i % 8, i // 8, draw.random(), draw.randrange(9999))
-        for i in range(24_000)
-    ]
+    values = [(i % 8, i // 8, draw.random(), draw.randrange(9999)) for i in range(24_000)]
+    lines = [b"[rank%d] step %d loss %.5f tokens/s %d\n" % drawn for drawn in values]
     (tmp_path / "a.log").write_bytes(pack(b"".join(lines) + ERROR))
     found = diagnose([tmp_path])
     assert [f.id for f in found.findings] == ["invalid_device"] and not found.problems

@@ -1,13 +1,10 @@
-"""The folder of a run is for its owner alone, unless sharing was asked for; what lies elsewhere keeps the user's
-umask."""
+"""A run's folder is for its owner alone unless it is shared; what lies elsewhere keeps the user's umask."""
 
 from __future__ import annotations
 
 import os
 import stat
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,8 +21,10 @@ from allranks.spec import parse_spec
 from allranks.train import profiler
 from allranks.train.checkpoint.commit import publish_checkpoint
 from allranks.utils.machine import machine_facts
-from tests.conftest import REPO, tiny_spec
-from tests.security.users import OTHER_USER, needs_other_user, open_up, other_python, run_as
+from tests.conftest import tiny_spec
+from tests.dist.harness import until
+from tests.other_users import OTHER_USER, needs_other_user, open_up, other_python, run_as
+from tests.warm import Forked, start_verb
 
 GROUP = 65003
 
@@ -46,23 +45,17 @@ def too_open(root: Path, bits: int = 0o077) -> dict[str, str]:
     return {str(path.relative_to(root)): oct(mode(path)) for path in [root, *root.rglob("*")] if mode(path) & bits}
 
 
-def start(spec: dict[str, object], folder: Path, *more: str) -> subprocess.Popen[str]:
+def start(spec: dict[str, object], folder: Path) -> tuple[Forked | subprocess.Popen[bytes], Path]:
+    """A run in new interpreters, with the umask of this process; and what it prints."""
     path = folder / "spec.yaml"
     path.write_text(yaml.safe_dump(spec))
-    return subprocess.Popen(
-        [sys.executable, "-m", "allranks.cli.main", "run", str(path), *more],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONPATH": f"{REPO / 'src'}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"},
-    )
+    return start_verb(["run", str(path)], folder / "said", anew=True), folder / "said"
 
 
 def test_what_the_package_writes_is_for_the_owner(tmp_path: Path) -> None:
     """Each kind of writer by itself, before anything restricts the folder's files afterwards."""
-    spec = parse_spec(
-        {**tiny_spec("builtin:instructions", tmp_path), "cluster": {"launcher": "slurm", "procs_per_node": 1}}
-    )
+    cluster = {"launcher": "slurm", "procs_per_node": 1}
+    spec = parse_spec({**tiny_spec("builtin:instructions", tmp_path), "cluster": cluster})
     run = create_run(tmp_path / "runs", "t")
     runs.write_request(run, spec, make_plan(spec, machine_facts()))
     EventLog(run.events_of(0), 0).close()
@@ -134,12 +127,8 @@ def test_a_run_of_an_older_version_stays_as_it_is(tmp_path: Path) -> None:
     write_json(run.metrics, {})
     EventLog(run.events_of(0), 0).close()
     restrict_permissions(run)
-    assert (
-        mode(root) == 0o755
-        and mode(run.spec) == 0o644
-        and mode(run.metrics) == 0o644
-        and mode(run.events_of(0)) == 0o644
-    )
+    assert mode(root) == 0o755
+    assert {mode(path) for path in (run.spec, run.metrics, run.events_of(0))} == {0o644}
 
 
 def test_an_export_can_be_passed_on(tmp_path: Path) -> None:
@@ -167,32 +156,25 @@ def test_another_user_reads_nothing_of_a_run(tmp_path: Path) -> None:
     """While it runs and afterwards: its files, and the environment of its processes, which holds the secrets."""
     (tmp_path / "own.py").write_text(PROGRAM)
     open_up(tmp_path)
-    own = tmp_path / "own"
-    spec = {
-        "name": "t",
-        "script": {"path": str(tmp_path / "own.py"), "args": ["--api-key", "Xs3cr3tValue"]},
-        "run_root": str(tmp_path / "runs"),
-        "cluster": {"procs_per_node": 2, "env": {"HF_TOKEN": "hf_abcdefghijklmnop", "OWN": str(own)}},
-        "observe": {"telemetry_s": 0.1},
-    }
-    process = start(spec, tmp_path)
+    own, env = str(tmp_path / "own"), {"HF_TOKEN": "hf_abcdefghijklmnop"}
+    script = {"path": str(tmp_path / "own.py"), "args": ["--api-key", "Xs3cr3tValue"]}
+    cluster = {"procs_per_node": 2, "env": {**env, "OWN": own}}
+    spec = {"name": "t", "script": script, "run_root": str(tmp_path / "runs"), "cluster": cluster}
+    spec["observe"] = {"telemetry_s": 0.1}
+    process, said = start(spec, tmp_path)
     try:
-        until = time.monotonic() + 90
-        while not (Path(f"{own}0").exists() and Path(f"{own}1").exists()) and process.poll() is None:
-            assert time.monotonic() < until
-            time.sleep(0.1)
+        until(lambda: (Path(f"{own}0").exists() and Path(f"{own}1").exists()) or process.poll() is not None)
         (root,) = (tmp_path / "runs").iterdir()
         run = RunDir(root)
         assert_closed(run)
         assert run_as(OTHER_USER, ["ls", str(root.parent)]).stdout  # it gets as far as the run root
         exposed = run_as(OTHER_USER, [other_python(), "-c", ENVIRONMENTS]).stdout
-        assert (
-            "Xs3cr3tValue" not in exposed and "hf_abcdefghijklmnop" not in exposed and exposed.startswith("looked at")
-        )
+        assert exposed.startswith("looked at")
+        assert "Xs3cr3tValue" not in exposed and "hf_abcdefghijklmnop" not in exposed
     finally:
         Path(f"{own}.go").touch()
-        said, _ = process.communicate(timeout=90)
-    assert process.returncode == 0, said
+        code = process.wait(90)
+    assert code == 0, said.read_text()
     assert too_open(root) == {}
     assert_closed(run)
     assert mode(Path(f"{own}0")) == 0o644 and Path(f"{own}.umask").read_text() == "0o22"  # the user's own program
@@ -212,11 +194,7 @@ print("looked at", found, texts)
 READ = """
 import os, sys
 for folder, _, names in os.walk(sys.argv[1], onerror=lambda error: print("refused", error.filename)):
-    for name in names:
-        try:
-            print("read", name, len(open(os.path.join(folder, name), "rb").read()))
-        except OSError:
-            print("refused", name)
+    sys.argv += [os.path.join(folder, name) for name in names]
 for path in sys.argv[2:]:
     try:
         print("read", path, len(open(path, "rb").read()))
@@ -252,9 +230,8 @@ def test_a_training_run_leaves_nothing_open_and_its_cache_shared(tmp_path: Path)
     spec |= {"checkpoint": {"mode": "full"}, "run_root": str(tmp_path / "runs")}
     spec["cluster"] = {**spec.get("cluster", {}), "cache": str(tmp_path / "cache")}
     spec["observe"] = {"profile": {"wait": 1, "warmup": 1, "active": 1}, "telemetry_s": 0.1}
-    process = start(spec, tmp_path)
-    said, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, said
+    process, said = start(spec, tmp_path)
+    assert process.wait(240) == 0, said.read_text()
     (root,) = (tmp_path / "runs").glob("*-2*")
     run = RunDir(root)
     assert too_open(root) == {}

@@ -1,5 +1,4 @@
-"""What another user of the same machine can do to the sockets and files of a run. The runs are real, and so are the
-attacks."""
+"""What another user of the machine can do to sockets and files of a run, by real attacks on real runs."""
 
 from __future__ import annotations
 
@@ -19,13 +18,14 @@ import msgspec
 import psutil
 import pytest
 
-from allranks.launch.channel import authenticate
+from allranks.launch.channel import HANDSHAKE_S, ChannelServer, authenticate, send_request
 from allranks.launch.channel_protocol import Endpoint, OrderRequest
 from allranks.rundir.files import read_json
 from allranks.rundir.heartbeat import STORE_VARIABLE
 from tests.conftest import tiny_spec, write_rows
 from tests.dist.harness import Background, free_port, slow_down, step_events, until, write_spec
-from tests.security.users import OTHER_USER, needs_other_user, open_up, other_python, run_as
+from tests.other_users import OTHER_USER, needs_other_user, open_up, other_python, run_as
+from tests.unit.test_channel import Recorder
 
 pytestmark = [pytest.mark.dist, needs_other_user]
 LOOPBACK = ("127.0.0.1", "::1")
@@ -97,16 +97,9 @@ LOOK = r"""
 import json, os, sys
 asked = json.load(sys.stdin)
 found = {}
-for path in asked["files"]:
+for path in asked["paths"]:
     try:
-        open(path, "rb").read(1)
-        found[path] = "read"
-    except OSError as error:
-        found[path] = type(error).__name__
-for path in asked["folders"]:
-    try:
-        os.listdir(path)
-        found[path] = "listed"
+        found[path] = os.listdir(path) if os.path.isdir(path) else open(path, "rb").read(1).hex()
     except OSError as error:
         found[path] = type(error).__name__
 words = b""
@@ -168,16 +161,13 @@ def recorded_handshake(endpoint: Endpoint) -> bytes:
     return b"".join([*sent, sealer.seal(msgspec.json.encode(OrderRequest(order="kill", reason="a replay")))])
 
 
+Step = Callable[[Background], None]
+
+
 class Attacked:
     """A run, what it shows to another user, and how it ended after the attacks of that user."""
 
-    def __init__(
-        self,
-        folder: Path,
-        spec: dict[str, Any],
-        started: Callable[[Background], None],
-        end: Callable[[Background], None],
-    ) -> None:
+    def __init__(self, folder: Path, spec: dict[str, Any], started: Step, end: Step) -> None:
         job = Background(folder, "run", str(write_spec(folder, spec)))
         try:
             started(job)
@@ -189,19 +179,16 @@ class Attacked:
             self.master_ports = {int(e["MASTER_PORT"]) for e in environments if "MASTER_PORT" in e}
             self.channel_mode = stat.S_IMODE(job.run.channel(1).stat().st_mode)
             endpoint = msgspec.convert(read_json(job.run.channel(1)), Endpoint)
-            self.folders = [str(job.run.root), *(str(Path(s.removeprefix("file:")).parent) for s in self.stores)]
-            self.files = [*(f"/proc/{pid}/environ" for pid in pids), str(job.run.channel(1))]
-            self.files += [store.removeprefix("file:") for store in self.stores]
-            look = {"files": self.files, "folders": self.folders, "token": endpoint.token}
-            self.seen = as_other_user(LOOK, look)
+            stores = [Path(store.removeprefix("file:")) for store in self.stores]
+            paths = [job.run.root, *(store.parent for store in stores), job.run.channel(1), *stores]
+            self.paths = [*map(str, paths), *(f"/proc/{pid}/environ" for pid in pids)]
+            self.seen = as_other_user(LOOK, {"paths": self.paths, "token": endpoint.token})
             self.marker = folder / "marker"
             ports = [endpoint.port, *sorted({port for _, port in self.listeners} - {endpoint.port})]
             keys = [f"torch.rendezvous.{job.run.name}", f"torch.rendezvous.{job.run.name}.1"]
             replay = recorded_handshake(endpoint).hex()
-            self.did = as_other_user(
-                ATTACK,
-                {"ports": ports, "channel": endpoint.port, "keys": keys, "marker": str(self.marker), "replay": replay},
-            )
+            attack = {"ports": ports, "channel": endpoint.port, "keys": keys, "replay": replay}
+            self.did = as_other_user(ATTACK, {**attack, "marker": str(self.marker)})
             end(job)
             self.code, self.out = job.wait()
             self.logs = "".join(path.read_text() for path in job.run.rank_logs(1).values())
@@ -247,39 +234,27 @@ def script(place: Path) -> Attacked:
     def started(job: Background) -> None:
         until(lambda: sum("READY" in path.read_text() for path in job.run.rank_logs(1).values()) == 2)
 
-    spec = {
-        "name": "own",
-        "script": {"path": str(folder / "own.py"), "args": [str(folder / "end")]},
-        "run_root": str(folder / "runs"),
-        "cluster": {"procs_per_node": 2},
-    }
+    own = {"path": str(folder / "own.py"), "args": [str(folder / "end")]}
+    spec = {"name": "own", "script": own, "run_root": str(folder / "runs"), "cluster": {"procs_per_node": 2}}
     return Attacked(folder, spec, started, lambda job: (folder / "end").touch())
 
 
 def test_a_run_on_one_node_listens_on_loopback_alone(training: Attacked, script: Attacked) -> None:
-    """The control channel, the ranks' own connections and the store of a user's program."""
+    """Channel, ranks' connections, the store of a program; that of a training nobody can reach."""
     for attacked in (training, script):
         assert len(attacked.listeners) >= 3, "the channel and both ranks listen"
         assert {address for address, _ in attacked.listeners} <= set(LOOPBACK)
-
-
-def test_a_training_on_one_node_has_no_store_that_others_can_reach(training: Attacked) -> None:
     (store,) = training.stores
     assert store.startswith("file:") and training.master_ports == {0}
-    assert training.seen[training.folders[1]] == training.seen[store.removeprefix("file:")] == "PermissionError"
-
-
-def test_a_program_of_the_users_own_has_its_store_on_loopback(script: Attacked) -> None:
     (port,) = script.master_ports
     assert {address for address, number in script.listeners if number == port} == {"127.0.0.1"}
 
 
-def test_the_token_is_readable_by_the_owner_alone(training: Attacked, script: Attacked) -> None:
-    """Neither in files, nor in the environment or the command line of a process."""
+def test_the_token_and_the_store_are_readable_by_the_owner_alone(training: Attacked, script: Attacked) -> None:
+    """Neither in files and folders, nor in the environment or the command line of a process."""
     for attacked in (training, script):
         assert attacked.channel_mode == 0o600
-        assert {attacked.seen[path] for path in attacked.files} == {"PermissionError"}
-        assert {attacked.seen[path] for path in attacked.folders} == {"PermissionError"}
+        assert {attacked.seen[path] for path in attacked.paths} == {"PermissionError"}
         assert attacked.seen["token"] is False
 
 
@@ -307,20 +282,10 @@ def c10d(place: Path) -> Iterator[int]:
     """A program under torchrun with its c10d rendezvous; its port."""
     (place / "sleep.py").write_text("import time; print('READY', flush=True); time.sleep(60)")
     port, log = free_port(), place / "torchrun.log"
-    words = [
-        "--nnodes=1",
-        "--nproc-per-node=1",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint=127.0.0.1:{port}",
-        "--rdzv-id=it",
-    ]
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", *words, str(place / "sleep.py")],
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+    words = ["--nnodes=1", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=it"]
+    words += [f"--rdzv-endpoint=127.0.0.1:{port}", str(place / "sleep.py")]
+    command, env = [sys.executable, "-m", "torch.distributed.run", *words], {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdout=log.open("w"), stderr=subprocess.STDOUT, env=env)
     until(lambda: "READY" in log.read_text() or process.poll() is not None)
     assert process.poll() is None, log.read_text()
     yield port
@@ -344,9 +309,6 @@ def test_the_same_attack_executes_code_under_torchruns_c10d_rendezvous(place: Pa
 
 def test_silent_connections_do_not_keep_the_owner_out() -> None:
     """Connections that prove nothing are closed for new ones, not the other way round."""
-    from allranks.launch.channel import HANDSHAKE_S, ChannelServer, send_request
-    from tests.unit.test_channel import Recorder
-
     recorder = Recorder()
     hub = ChannelServer(recorder, 1)
     hub.start()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import subprocess
-import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,19 +17,20 @@ from click.testing import CliRunner
 from allranks.analysis.report.html import html_environment
 from allranks.analysis.report.page import render
 from allranks.analysis.report.run_data import read_run_data
-from allranks.cli.logs import logs_command
 from allranks.cli.main import cli
 from allranks.errors import SpecError
 from allranks.launch import runs
 from allranks.launch.hosts import manual_steps
 from allranks.planning import rank_environment
 from allranks.planning.planner import make_plan
+from allranks.planning.records import LaunchPlan
 from allranks.rundir.paths import RunDir, create_run
 from allranks.spec import parse_spec
 from allranks.spec.records import ScriptSpec
 from allranks.utils.machine import machine_facts
 from allranks.utils.redaction import HIDDEN, redact, redact_arguments, redact_env, redact_tree
 from tests.conftest import REPO
+from tests.warm import allranks
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N"
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA7bq\nshortlastline==\n-----END RSA PRIVATE KEY-----"
@@ -80,62 +81,65 @@ def test_ordinary_text_stays(text: str) -> None:
 
 
 def test_names_and_values_of_json_are_judged_together() -> None:
-    tree = {
-        "api_key": "abc",
-        "steps": 3,
-        "rows": [{"password": "x"}, "Bearer abcdef123456"],
-        "note": "at https://me:pw@host/x",
-        "run_name": "tiny",
-        "weights_hash": HEX40,
-    }
-    hidden = redact_tree(tree)
-    assert hidden == {
-        "api_key": HIDDEN,
-        "steps": 3,
-        "rows": [{"password": HIDDEN}, f"Bearer {HIDDEN}"],
-        "note": f"at https://{HIDDEN}@host/x",
-        "run_name": "tiny",
-        "weights_hash": HEX40,
-    }
+    kept = {"steps": 3, "run_name": "tiny", "weights_hash": HEX40}
+    rows, note = [{"password": "x"}, "Bearer abcdef123456"], "at https://me:pw@host/x"
+    hidden = redact_tree({"api_key": "abc", "rows": rows, "note": note, **kept})
+    rows, note = [{"password": HIDDEN}, f"Bearer {HIDDEN}"], f"at https://{HIDDEN}@host/x"
+    assert hidden == {"api_key": HIDDEN, "rows": rows, "note": note, **kept}
 
 
-def test_a_hostile_text_does_not_keep_the_redactor_busy() -> None:
-    """Text of one repeated part must take time in proportion to its length: 8 times the text, far less than 64
-    times."""
-    import time
-
-    for part in (
-        "key",
-        "key_",
-        "--token ",
-        '"key',
-        "token '",
-        "://a",
-        "eyJ",
-        "-----BEGIN PRIVATE KEY-----",
-        "authorization: ",
-        "a",
-        "-",
-    ):
-        taken = []
-        for size in (20_000, 160_000):
-            began = time.process_time()
-            redact(part * (size // len(part)))
-            taken.append(time.process_time() - began)
-        assert taken[1] < 32 * max(taken[0], 0.005), part
+REPEATED = (
+    "key", "key_", "--token ", '"key', "token '", "://a", "eyJ", "-----BEGIN PRIVATE KEY-----", "authorization: ", "a", "-",
+)  # fmt: skip
 
 
-def spec_of(tmp_path: Path, launcher: str = "local", **cluster: object) -> dict[str, object]:
-    program = tmp_path / "own.py"
-    program.write_text(PROGRAM)
-    words = [word for some in ARGUMENTS for word in some]
-    return {
-        "name": "own",
-        "script": {"path": str(program), "args": ["--lr", "0.1", *words]},
-        "run_root": str(tmp_path / "runs"),
-        "cluster": {"launcher": launcher, "procs_per_node": 2, "env": {**VARIABLES, "PLAIN": "seen"}, **cluster},
-        "observe": {"telemetry_s": 0},
-    }
+@pytest.mark.parametrize("part", REPEATED)
+def test_a_hostile_text_does_not_keep_the_redactor_busy(part: str) -> None:
+    """Text of one repeated part takes time in proportion: 8 times the text, far less than 64 times."""
+    taken = []
+    for size in (20_000, 160_000):
+        began = time.process_time()
+        redact(part * (size // len(part)))
+        taken.append(time.process_time() - began)
+    assert taken[1] < 32 * max(taken[0], 0.005), part
+
+
+def spec_of(tmp_path: Path, launcher: str = "local", **cluster: object) -> dict[str, Any]:
+    (tmp_path / "own.py").write_text(PROGRAM)
+    args = ["--lr", "0.1", *(word for some in ARGUMENTS for word in some)]
+    cluster = {"launcher": launcher, "procs_per_node": 2, "env": {**VARIABLES, "PLAIN": "seen"}, **cluster}
+    script = {"path": str(tmp_path / "own.py"), "args": args}
+    root, observe = str(tmp_path / "runs"), {"telemetry_s": 0}
+    return {"name": "own", "script": script, "run_root": root, "cluster": cluster, "observe": observe}
+
+
+def written(spec: dict[str, Any]) -> RunDir:
+    """The folder of a run that has not started."""
+    parsed = parse_spec(spec)
+    run = create_run(parsed.run_root, parsed.name)
+    runs.write_request(run, parsed, make_plan(parsed, machine_facts()))
+    return run
+
+
+def executed(tmp_path: Path, spec: dict[str, Any]) -> tuple[subprocess.CompletedProcess[str], RunDir]:
+    """A whole run on this machine."""
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
+    done = verb("run", tmp_path / "spec.yaml")
+    return done, RunDir(next((tmp_path / "runs").iterdir()))
+
+
+def verb(*words: object) -> subprocess.CompletedProcess[str]:
+    return allranks(*words, kind="heavy", timeout_s=180)
+
+
+def shown(*words: str) -> str:
+    done = CliRunner().invoke(cli, words, standalone_mode=False)
+    assert done.exception is None, done.output
+    return done.output
+
+
+def fragments(text: str) -> list[str]:
+    return [part for part in FRAGMENTS if part in text]
 
 
 PROGRAM = """
@@ -157,40 +161,20 @@ FRAGMENTS = (
 
 
 def leaks(root: Path) -> list[str]:
-    files = [path for path in root.rglob("*") if path.is_file()]
-    return [
-        f"{path.name}: {part}"
-        for path in files
-        for part in FRAGMENTS
-        if part in path.read_bytes().decode(errors="replace")
-    ]
+    texts = {path: path.read_bytes().decode(errors="replace") for path in root.rglob("*") if path.is_file()}
+    return [f"{path.name}: {part}" for path, text in texts.items() for part in fragments(text)]
 
 
 @pytest.mark.parametrize("launcher", ["local", "slurm", "hosts"])
 def test_what_is_written_before_the_start_holds_no_secret(
     tmp_path: Path, launcher: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "sys.argv",
-        [
-            "allranks",
-            "run",
-            "spec.yaml",
-            "--set",
-            "cluster.env.API_KEY=Xs3cr3tValue",
-            "--set",
-            f"script.args=[--x, {JWT}]",
-        ],
-    )
+    sets = ("--set", "cluster.env.API_KEY=Xs3cr3tValue", "--set", f"script.args=[--x, {JWT}]")
+    monkeypatch.setattr("sys.argv", ["allranks", "run", "spec.yaml", *sets])
     more = {"hosts": ["127.0.0.1"]} if launcher == "hosts" else {}
     variables = {k: v for k, v in VARIABLES.items() if launcher != "slurm" or "\n" not in v}
-    spec = parse_spec(spec_of(tmp_path, launcher, **more, env={**variables, "PLAIN": "seen"}))
-    run, plan = create_run(spec.run_root, spec.name), make_plan(spec, machine_facts())
-    runs.write_request(run, spec, plan)
-    (tmp_path / "report.html").write_text(render(read_run_data(run), None))
-    assert leaks(run.root) == [] and leaks(tmp_path / "report.html") == []
-    page = (tmp_path / "report.html").read_text()
-    assert not [part for part in FRAGMENTS if part in page]
+    run = written(spec_of(tmp_path, launcher, **more, env={**variables, "PLAIN": "seen"}))
+    assert leaks(run.root) == [] and fragments(render(read_run_data(run), None)) == []
     assert "seen" in run.plan.read_text() and "0.1" in run.spec.read_text()
     kept = yaml.safe_load(run.spec.read_text())["script"]["args"]
     assert kept[:3] == ["--lr", "0.1", "--api-key"] and kept[3] == HIDDEN
@@ -199,65 +183,49 @@ def test_what_is_written_before_the_start_holds_no_secret(
 def test_a_report_of_an_older_run_hides_what_its_spec_holds(tmp_path: Path) -> None:
     run = create_run(tmp_path, "old")
     run.spec.write_text(yaml.safe_dump(spec_of(tmp_path)))
-    page = render(read_run_data(run), None)
-    assert not [part for part in FRAGMENTS if part in page]
+    assert fragments(render(read_run_data(run), None)) == []
 
 
-def test_plan_shows_no_secret(tmp_path: Path) -> None:
-    path = tmp_path / "spec.yaml"
-    path.write_text(yaml.safe_dump(spec_of(tmp_path, "hosts", hosts=["127.0.0.1"])))
-    for words in (["plan", str(path)], ["plan", str(path), "--json"]):
-        shown = CliRunner().invoke(cli, words, standalone_mode=False)
-        assert shown.exception is None, shown.output
-        assert not [part for part in FRAGMENTS if part in shown.output]
+def test_plan_shows_no_secret_and_hosts_are_told_to_export_secret_arguments(tmp_path: Path) -> None:
+    path, spec = tmp_path / "spec.yaml", spec_of(tmp_path, "hosts", hosts=["127.0.0.1"])
+    path.write_text(yaml.safe_dump(spec))
+    said = "\n".join(manual_steps(parse_spec(spec), make_plan(parse_spec(spec), machine_facts())))
+    assert f"export {rank_environment.SCRIPT_ARGS}=" in said and "JSON list" in said
+    assert fragments(said + shown("plan", str(path)) + shown("plan", str(path), "--json")) == []
 
 
 def test_ranks_get_the_real_arguments_and_variables(tmp_path: Path) -> None:
-    """As a whole run on this machine: what the program gets is what was asked for, and no file of the run holds it."""
+    """What the program gets is what was asked for, and no file of the run holds it."""
     spec = spec_of(tmp_path)
-    spec["cluster"]["env"]["NAMES"] = " ".join(VARIABLES)  # type: ignore[index]
-    path = tmp_path / "spec.yaml"
-    path.write_text(yaml.safe_dump(spec))
-    done = allranks("run", str(path))
+    spec["cluster"]["env"]["NAMES"] = " ".join(VARIABLES)
+    done, run = executed(tmp_path, spec)
     assert done.returncode == 0, done.stdout + done.stderr
-    (root,) = (tmp_path / "runs").iterdir()
-    run = RunDir(root)
-    args = hashlib.sha256(json.dumps(spec["script"]["args"]).encode()).hexdigest()  # type: ignore[index]
+    args = hashlib.sha256(json.dumps(spec["script"]["args"]).encode()).hexdigest()
     for log in run.rank_logs(1).values():
         lines = [line.split() for line in log.read_text().splitlines()]
         assert ["ARGS", args] in lines and ["KEPT", "False"] in lines
-        assert {line[1]: line[2] for line in lines if line[0] == "VAR"} == {
-            name: hashlib.sha256(value.encode()).hexdigest() for name, value in VARIABLES.items()
-        }
-    assert leaks(root) == []
+        digests = {name: hashlib.sha256(value.encode()).hexdigest() for name, value in VARIABLES.items()}
+        assert {line[1]: line[2] for line in lines if line[0] == "VAR"} == digests
+    assert leaks(run.root) == []
     assert run.report.exists() and HIDDEN in run.report.read_text()
 
 
 def test_what_a_program_prints_is_masked_where_it_is_shown(tmp_path: Path) -> None:
-    """In the message of the run, its events, metrics, page and diagnosis, and by logs; the log itself is the
-    program's."""
-    spec = spec_of(tmp_path)
-    spec["script"]["args"] = []  # type: ignore[index]
-    spec["cluster"]["env"] = {"LEAK": "1"}  # type: ignore[index]
-    path = tmp_path / "spec.yaml"
-    path.write_text(yaml.safe_dump(spec))
-    done = allranks("run", str(path))
+    """In message, events, metrics, page, diagnosis, and by logs; the log itself is the program's."""
+    spec = spec_of(tmp_path, env={"LEAK": "1"})
+    spec["script"]["args"] = []
+    done, run = executed(tmp_path, spec)
     assert done.returncode == 1
-    (root,) = (tmp_path / "runs").iterdir()
     printed = "abcdefghijklmnop0123456789"
-    raw = [log.read_text() for log in RunDir(root).rank_logs(1).values()]
+    raw = [log.read_text() for log in run.rank_logs(1).values()]
     assert any(printed in text for text in raw), "the first rank to fail may end the other before it prints"
-    shown = {
-        words[0]: allranks(*words) for words in (["logs", str(root)], ["diagnose", str(root)], ["report", str(root)])
-    }
-    shown["run"] = done
-    shown["logs --json"] = allranks("logs", str(root), "--json")
-    shown["logs --tail 3"] = allranks("logs", str(root), "--tail", "3")
-    for name, answer in shown.items():
+    answers = {"run": done, **{name: verb(name, run.root) for name in ("logs", "diagnose", "report")}}
+    answers |= {"json": verb("logs", run.root, "--json"), "tail": verb("logs", run.root, "--tail", "3")}
+    for name, answer in answers.items():
         said = answer.stdout + answer.stderr
         assert printed not in said and "\x1b" not in said and "\x07" not in said, name
-        assert "login with ***" in said or name == "logs --tail 3", name
-    files = [p for p in root.rglob("*") if p.is_file() and not p.name.endswith(".log")]
+        assert "login with ***" in said or name == "tail", name
+    files = [p for p in run.root.rglob("*") if p.is_file() and not p.name.endswith(".log")]
     assert [p.name for p in files if printed.encode() in p.read_bytes()] == []
 
 
@@ -269,9 +237,9 @@ def test_lint_quotes_a_line_without_its_secrets(tmp_path: Path) -> None:
         f"srun --export=HF_TOKEN={token} torchrun --nproc_per_node=8 --nnodes=2 train.py --api-key {key}\n"
     )
     for more in ([], ["--json"]):
-        shown = CliRunner().invoke(cli, ["lint", str(script), *more]).output
-        assert "srun --export=HF_TOKEN=***" in shown and "export-drops-environment" in shown
-        assert token not in shown and key not in shown
+        said = shown("lint", str(script), *more)
+        assert "srun --export=HF_TOKEN=***" in said and "export-drops-environment" in said
+        assert token not in said and key not in said
 
 
 @pytest.mark.parametrize("form", ["hf_[", "ghp_", "AKIA", "PRIVATE KEY"])
@@ -290,19 +258,19 @@ def test_a_private_key_of_many_lines_is_masked_in_logs(tmp_path: Path) -> None:
     log.write_text(f"before\n-----BEGIN PRIVATE KEY-----\n{body}\nQk==\n-----END PRIVATE KEY-----\nafter\n")
     for tail in ("0", "5", "40"):
         for more in ([], ["--json"]):
-            shown = (
-                CliRunner().invoke(logs_command, [str(run.root), "--tail", tail, *more], standalone_mode=False).output
-            )
-            assert "MIIE" not in shown and "Qk==" not in shown and "after" in shown
+            said = shown("logs", str(run.root), "--tail", tail, *more)
+            assert "MIIE" not in said and "Qk==" not in said and "after" in said
 
 
-def test_a_saved_spec_does_not_run_with_its_placeholders(tmp_path: Path) -> None:
-    spec = parse_spec(spec_of(tmp_path))
-    run = create_run(spec.run_root, spec.name)
-    runs.write_request(run, spec, make_plan(spec, machine_facts()))
-    shown = CliRunner().invoke(cli, ["plan", str(run.spec)], standalone_mode=False)
-    assert isinstance(shown.exception, SpecError)
-    assert "script.args[3]" in str(shown.exception) and rank_environment.SCRIPT_ARGS in str(shown.exception)
+def test_a_saved_spec_does_not_run_with_its_placeholders_and_agents_read_the_plan(tmp_path: Path) -> None:
+    """Agents take nothing from the plan that is a placeholder."""
+    run = written(spec_of(tmp_path))
+    refused = CliRunner().invoke(cli, ["plan", str(run.spec)], standalone_mode=False).exception
+    assert isinstance(refused, SpecError)
+    assert "script.args[3]" in str(refused) and rank_environment.SCRIPT_ARGS in str(refused)
+    plan = msgspec.json.decode(run.plan.read_bytes(), type=LaunchPlan)
+    assert rank_environment.SCRIPT_ARGS in {item.name for item in plan.environment}
+    assert not {rank_environment.SCRIPT_ARGS, *VARIABLES} & rank_environment.as_variables(plan.environment).keys()
 
 
 def test_script_arguments_come_from_the_environment_only_for_placeholders() -> None:
@@ -317,13 +285,6 @@ def test_script_arguments_come_from_the_environment_only_for_placeholders() -> N
             rank_environment.script_arguments(saved, {rank_environment.SCRIPT_ARGS: bad})
 
 
-def test_hosts_are_told_to_export_secret_arguments(tmp_path: Path) -> None:
-    spec = parse_spec(spec_of(tmp_path, "hosts", hosts=["127.0.0.1"]))
-    said = "\n".join(manual_steps(spec, make_plan(spec, machine_facts())))
-    assert f"export {rank_environment.SCRIPT_ARGS}=" in said and "JSON list" in said
-    assert not [part for part in FRAGMENTS if part in said]
-
-
 def test_a_secret_in_a_shell_line_is_warned_of(tmp_path: Path) -> None:
     spec = parse_spec(spec_of(tmp_path, setup=["export MYSQL_PWD=Xs3cr3tValue", "module purge"]))
     found = [w for w in make_plan(spec, machine_facts()).warnings if "cluster.setup" in w]
@@ -333,31 +294,6 @@ def test_a_secret_in_a_shell_line_is_warned_of(tmp_path: Path) -> None:
 
 def test_pages_hide_what_a_record_brings() -> None:
     """The pages of comparisons and smoke tests: every text passes one place."""
-    page = (
-        html_environment()
-        .from_string("{{ text }}|{{ text | upper }}")
-        .render(text="password=Xs3cr3tValue \x1b[2J\x9b2J")
-    )
+    template = html_environment().from_string("{{ text }}|{{ text | upper }}")
+    page = template.render(text="password=Xs3cr3tValue \x1b[2J\x9b2J")
     assert "3cr3t" not in page.lower() and "\x1b" not in page and "\x9b" not in page
-
-
-def allranks(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "allranks.cli.main", *words],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        env={**os.environ, "PYTHONPATH": f"{REPO / 'src'}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"},
-    )
-
-
-def test_the_plan_file_is_readable_by_those_that_need_it(tmp_path: Path) -> None:
-    """Agents read the plan with placeholders, and take nothing from it that is one."""
-    from allranks.planning.records import LaunchPlan
-
-    spec = parse_spec(spec_of(tmp_path))
-    run = create_run(spec.run_root, spec.name)
-    runs.write_request(run, spec, make_plan(spec, machine_facts()))
-    plan = msgspec.json.decode(run.plan.read_bytes(), type=LaunchPlan)
-    assert rank_environment.SCRIPT_ARGS in {item.name for item in plan.environment}
-    assert not {rank_environment.SCRIPT_ARGS, *VARIABLES} & rank_environment.as_variables(plan.environment).keys()

@@ -68,7 +68,7 @@ UNCLIPPED = SMOKE | {"train.max_grad_norm": None}
 DDP = UNCLIPPED | {"strategy.name": "pytorch_ddp", "train.micro_batch_size": 64, "cluster.timeout_s": 120}
 NODES = {"strategy.config.train_batch_size": 256, "cluster.timeout_s": 600}
 GPU = ("cuda", "nccl")
-# What the notes say of each job (what Slurm gets: tests/golden/test_seeds.py); and (nodes, ranks, device, backend,
+# What the notes say of each job (what Slurm gets: tests/golden/test_sbatch.py); and (nodes, ranks, device, backend,
 # dtype, sequences an update) of its plan.
 JOBS: dict[str, tuple[dict[str, Any], tuple[int, int, str, str, str, int]]] = {
     "000/one-node": (MISTRAL, (1, 8, *GPU, "bfloat16", 8)),
