@@ -1,17 +1,14 @@
-"""LoRA computed for all layers of one input, and for the tokens of each expert: equal to PEFT, and nothing wide is
-kept."""
+"""LoRA computed for all layers of one input, and for the tokens of each expert: equal to PEFT, nothing wide is kept."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from peft import LoraConfig, get_peft_model
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from allranks.spec.records import AdapterSpec
 from allranks.train.models import lora_experts
@@ -20,25 +17,21 @@ from allranks.train.models.adapters import adapter_remarks
 from allranks.train.models.block_forward import Compilation, set_block_forward
 from allranks.train.models.lora import InputGroup, LoRALinears, fuse_lora
 from allranks.train.models.lora_experts import GpuGroups, fuse_expert_lora
+from tests.unit.small_models import EXPERTS, Largest, kept_in
 
 HIDDEN, INNER = 32, 48
-EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+
 Result = list[torch.Tensor]
+LORA = AdapterSpec(type="lora")
 
 
-def adapted(
-    kind: str = "mistral", dtype: torch.dtype = torch.float32, config: Any = None, seed: int = 0, **lora: Any
-) -> Any:
+def adapted(kind: str = "mistral", dtype: Any = torch.float32, config: Any = None, seed: int = 0, **lora: Any) -> Any:
     """A model with PEFT's own forward, and adapters in float32 whose B is not zero."""
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     torch.manual_seed(seed)
     sizes = {"hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": 2, "vocab_size": 61}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-    base = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(kind, **{**sizes, **heads, **(config or {})}), dtype=dtype
-    )
+    config = AutoConfig.for_model(kind, **{**sizes, **heads, **(config or {})})
+    base = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model: Any = get_peft_model(base, LoraConfig(**{"r": 4, "lora_alpha": 6, "target_modules": "all-linear", **lora}))
     replace_dropout(model)
     for name, p in model.named_parameters():
@@ -61,35 +54,40 @@ def results(model: Any, ids: torch.Tensor | None = None, autocast: bool = False)
     return [logits.detach(), inputs.grad, *(p.grad for p in model.parameters() if p.requires_grad)]
 
 
-@contextmanager
-def applied() -> Iterator[list[int]]:
+def assert_close(ours: Any, theirs: Any) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many layers each call of the fused function computes."""
     counts: list[int] = []
     original = LoRALinears.apply
-    LoRALinears.apply = lambda x, scales, *rest: (counts.append(len(scales)), original(x, scales, *rest))[1]  # type: ignore[assignment,func-returns-value,method-assign]
-    try:
-        yield counts
-    finally:
-        del LoRALinears.apply  # type: ignore[misc]
+
+    def apply(x: Any, scales: Any, *rest: Any) -> Any:
+        counts.append(len(scales))
+        return original(x, scales, *rest)
+
+    monkeypatch.setattr(LoRALinears, "apply", apply)
+    return counts
 
 
 @pytest.mark.parametrize(
     "lora", [{}, {"lora_dropout": 0.3}, {"use_rslora": True, "target_modules": ["q_proj", "v_proj", "down_proj"]}]
 )
-def test_layers_of_one_input_equal_peft(lora: dict[str, Any]) -> None:
+def test_layers_of_one_input_equal_peft(lora: dict[str, Any], counts: list[int]) -> None:
     """Also with dropout: masks are drawn in PEFT's order."""
     model = adapted(**lora)
     theirs = results(model)
     fuse_lora(model)
-    with applied() as counts:
-        ours = results(model)
+    ours = results(model)
     assert counts == 2 * ([2, 1] if "use_rslora" in lora else [3, 1, 2, 1])
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_in_bfloat16_it_is_as_close_to_float64_as_peft_under_autocast(autocast: bool) -> None:
+def test_in_bfloat16_it_is_as_close_to_float64_as_peft_under_autocast(autocast: bool, counts: list[int]) -> None:
     """On the mean over models; kernels of different processors round differently."""
     ratios = []
     for seed in range(4):
@@ -98,15 +96,13 @@ def test_in_bfloat16_it_is_as_close_to_float64_as_peft_under_autocast(autocast: 
         for p, q in zip(exact.parameters(), plain.parameters(), strict=True):
             p.data = q.data.double()
         fuse_lora(ours)
-        with applied() as counts:
-            found = results(ours, autocast=autocast)
+        counts.clear()
+        found = results(ours, autocast=autocast)
         assert counts == 2 * [3, 1, 2, 1]
         assert all(p.dtype == torch.float32 for p in ours.parameters() if p.requires_grad)
         wanted = results(exact.double())
-        ratios += [
-            float((one.double() - right).norm() / (other.double() - right).norm())
-            for one, other, right in zip(found, results(plain, autocast=True), wanted, strict=True)
-        ]
+        pairs = zip(found, results(plain, autocast=True), wanted, strict=True)
+        ratios += [float((a.double() - right).norm() / (b.double() - right).norm()) for a, b, right in pairs]
     assert torch.tensor(ratios).log().mean().exp() < 1.1
 
 
@@ -124,15 +120,15 @@ def test_backward_keeps_the_input_once_and_nothing_of_the_outputs_width() -> Non
     assert len({id(y.grad_fn) for y in outputs}) == 1
 
 
-def test_layers_that_turn_out_to_have_other_inputs_are_computed_one_by_one() -> None:
+def test_layers_that_turn_out_to_have_other_inputs_are_computed_one_by_one(counts: list[int]) -> None:
     model = adapted()
     attention = model.base_model.model.model.layers[0].self_attn
     x, y = torch.randn(2, 1, 6, HIDDEN)
     wanted = [attention.q_proj(x), attention.k_proj(y), attention.v_proj(x)]
     fuse_lora(model)
     for computed in ([3, 1, 1], [1, 1, 1]):  # in the second pass it is known
-        with applied() as counts:
-            found = [attention.q_proj(x), attention.k_proj(y), attention.v_proj(x)]
+        counts.clear()
+        found = [attention.q_proj(x), attention.k_proj(y), attention.v_proj(x)]
         assert counts == computed
         torch.testing.assert_close(found, wanted)
     group: InputGroup = vars(attention.q_proj)["lora_input_group"][0]
@@ -145,14 +141,10 @@ def test_blocks_with_adapters_share_compiled_programs() -> None:
     def programs(layers: int) -> int:
         compiled: list[Any] = []
 
-        def backend(graph: Any, inputs: Any) -> Any:
-            compiled.append(graph)
-            return graph.forward
-
         torch._dynamo.reset()
         model = adapted(config={"num_hidden_layers": layers, "use_cache": False})
         fuse_lora(model)
-        set_block_forward(model, "none", Compilation(static=True, report=pytest.fail, backend=backend))
+        set_block_forward(model, "none", Compilation(static=True, report=pytest.fail, backend=kept_in(compiled)))
         results(model)
         return len(compiled)
 
@@ -172,8 +164,7 @@ def test_a_hook_that_gathers_the_weights_of_a_layer_runs_before_they_are_read() 
         module.lora_A["default"].weight.data.copy_(whole)
 
     layer.register_forward_pre_hook(gather)
-    for one, other in zip(results(model), theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    assert_close(results(model), theirs)
 
 
 def test_variants_use_pefts_forward_and_it_is_said() -> None:
@@ -181,22 +172,21 @@ def test_variants_use_pefts_forward_and_it_is_said() -> None:
     theirs = results(model)
     fuse_lora(model)
     assert all(torch.equal(one, other) for one, other in zip(results(model), theirs, strict=True))
-    (said,) = adapter_remarks(model, AdapterSpec(type="lora"))
+    (said,) = adapter_remarks(model, LORA)
     assert "14 layers use PEFT's forward, first model.layers.0.self_attn.q_proj: a variant of LoRA" in said
 
 
-def test_layers_of_another_class_use_pefts_forward_and_it_is_said() -> None:
+def test_layers_of_another_class_use_pefts_forward_and_it_is_said(counts: list[int]) -> None:
     """Those of GPT-2 have their weight transposed; quantized layers have a class of their own, too."""
     model = adapted("gpt2", fan_in_fan_out=True)
     fuse_lora(model)
-    with applied() as counts:
-        results(model)
+    results(model)
     assert not counts
-    (said,) = adapter_remarks(model, AdapterSpec(type="lora"))
+    (said,) = adapter_remarks(model, LORA)
     assert "8 layers use PEFT's forward, first transformer.h.0.attn.c_attn: layers of class Conv1D" in said
     plain = adapted()
     fuse_lora(plain)
-    assert adapter_remarks(plain, AdapterSpec(type="lora")) == ()
+    assert adapter_remarks(plain, LORA) == ()
 
 
 @pytest.mark.parametrize("selective", [False, True])
@@ -232,14 +222,10 @@ def moe(kind: str, dtype: torch.dtype = torch.float32, **lora: Any) -> Any:
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-@pytest.mark.parametrize(
-    ("kind", "parameters"), [("glm4_moe", EXPERTS), ("mixtral", EXPERTS[1:]), ("gpt_oss", EXPERTS)]
-)
-def test_adapters_of_experts_equal_peft(
-    kind: str, parameters: list[str], grouped: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("kind", MOE)
+def test_adapters_of_experts_equal_peft(kind: str, grouped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also by the grouped products that GPUs use, which torch emulates on CPUs, and with experts without tokens."""
-    model = moe(kind, target_parameters=parameters)
+    model = moe(kind, target_parameters=EXPERTS[kind == "mixtral" :])
     ids = torch.arange(5, 9)[None]
     theirs = results(model, ids)
     assert fuse_expert_lora(model) == (2, 0)
@@ -248,8 +234,7 @@ def test_adapters_of_experts_equal_peft(
     calls: list[int] = []
     apply = lora_experts.GroupedLoRA.apply
     monkeypatch.setattr(lora_experts.GroupedLoRA, "apply", lambda *a: (calls.append(1), apply(*a))[1])  # type: ignore[func-returns-value]
-    for one, other in zip(results(model, ids), theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    assert_close(results(model, ids), theirs)
     assert len(calls) == 4
     with torch.no_grad(), model.disable_adapter():
         assert not torch.allclose(model(ids).logits, theirs[0])
@@ -265,21 +250,6 @@ def test_experts_of_an_unknown_class_use_pefts_forward_and_it_is_said() -> None:
     assert len(said) == 1 and "the adapters of 4 parameters to a full copy" in said[0] and "MixtralExperts" in said[0]
 
 
-class Sizes(TorchDispatchMode):
-    """Elements of the largest storage that an operation returns, other than those of the parameters."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self._known, self.largest = {p.untyped_storage().data_ptr() for p in model.parameters()}, 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for t in tree_leaves(out):
-            if isinstance(t, torch.Tensor) and t.untyped_storage().data_ptr() not in self._known:
-                self.largest = max(self.largest, t.untyped_storage().nbytes() // t.element_size())
-        return out
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("forward", ["ours", "peft"])
 def test_no_tensor_of_the_size_of_all_experts_is_made(dtype: torch.dtype, forward: str) -> None:
@@ -288,10 +258,10 @@ def test_no_tensor_of_the_size_of_all_experts_is_made(dtype: torch.dtype, forwar
     experts = model.base_model.model.model.layers[0].mlp.experts
     x = torch.randn(10, HIDDEN, dtype=dtype, requires_grad=True)
     chosen = torch.arange(20).reshape(10, 2) % 8
-    with Sizes(model) as seen:
+    with Largest(model.parameters()) as seen:
         experts(x, chosen, torch.rand(10, 2)).sum().backward()
     smallest = 8 * 24 * HIDDEN  # the down projections
-    assert (seen.largest < smallest / 3) is (forward == "ours")
+    assert (seen.elements < smallest / 3) is (forward == "ours")
 
 
 def test_adapters_of_experts_in_bfloat16_are_as_close_to_float32_as_pefts() -> None:
@@ -312,9 +282,6 @@ def test_adapters_of_experts_in_bfloat16_are_as_close_to_float32_as_pefts() -> N
                 torch.nn.init.normal_(p, std=0.02)  # as large as the base's weights
     wanted = run(exact.float(), x.float())
     fuse_expert_lora(ours)
-    errors = [
-        torch.stack([(a.float() - b).norm() for a, b in zip(run(model, x), wanted, strict=True)])
-        for model in (ours, plain)
-    ]
-    ratios = errors[0] / errors[1]
+    pairs = zip(run(ours, x), run(plain, x), wanted, strict=True)
+    ratios = torch.stack([(a.float() - right).norm() / (b.float() - right).norm() for a, b, right in pairs])
     assert ratios.log().mean().exp() < 1.1 and ratios.max() < 1.3
