@@ -1,11 +1,14 @@
-"""A job that Slurm holds although its run folder says that it is over: what is to be seen, and when it is acted
-upon."""
+"""How long ranks that were asked to stop may take, and a job that Slurm holds although its run folder says that it is
+over: what is to be seen, and when it is acted upon."""
 
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -15,14 +18,18 @@ import yaml
 
 from allranks.errors import EnvironmentNotAble
 from allranks.launch.slurm import liveness
-from allranks.launch.slurm.job import CANCEL_COMPLETES_S, POLL_INTERVAL_S, UNANSWERED_S, SlurmJob
+from allranks.launch.slurm.job import CANCEL_COMPLETES_S, IN_ALLOCATION, POLL_INTERVAL_S, UNANSWERED_S, SlurmJob
 from allranks.launch.slurm.liveness import CLEANING, ENDED, HEARTBEAT_S, LIMITS_S, SILENT, DriverLiveness
+from allranks.launch.slurm.requeue import StopAndRequeue
+from allranks.launch.stop_limit import FACTOR, LEAST_S, STEPS, StopLimit
+from allranks.launch.supervisor import JobEnd
 from allranks.nodes.slurm import srun
+from allranks.nodes.slurm.answers import JobInfo
 from allranks.nodes.slurm.commands import JobState, Slurm
 from allranks.planning.planner import make_plan
 from allranks.rundir.files import read_json, write_json
 from allranks.rundir.paths import RunDir
-from allranks.spec.loader import parse_spec
+from allranks.spec import parse_spec
 from allranks.utils.machine import machine_facts
 from tests.conftest import tiny_spec
 from tests.dist.harness import until
@@ -206,18 +213,19 @@ def test_a_job_that_was_cancelled_or_that_slurm_does_not_requeue_is_cancelled(pl
     assert "requeue" not in slurm.calls and "scancel 7" in slurm.calls
 
 
-ALIVE = (f"the driver of job 7 on {HOST} recorded nothing for too long", "its slurmd answers, so the node is not lost")
-UNKNOWN = (
-    f"{HOST}, the job's first node, where its script and ranks 0-1 ran, has recorded nothing for too long",
-    "unknown: ",
-)
+SILENT_DRIVER = f"the driver of job 7 on {HOST} recorded nothing for too long"
+SILENT_NODE = f"{HOST}, the job's first node, where its script and ranks 0-1 ran, has recorded nothing for too long"
+NOT_LOST = "its slurmd answers, so the node is not lost"
 
 
 @pytest.mark.parametrize(
     ("known", "words"),
     [
-        ({"silent": '"scontrol show node"'}, ALIVE),
-        ({"node": 'echo "slurm_load_node error" >&2; exit 1'}, UNKNOWN),  # of this node alone Slurm gives no answer
+        ({"silent": '"scontrol show node"'}, (SILENT_DRIVER, NOT_LOST)),
+        (
+            {"node": 'echo "slurm_load_node error" >&2; exit 1'},
+            (SILENT_NODE, "unknown: "),
+        ),  # it says nothing of this one
     ],
 )
 def test_without_evidence_that_the_node_is_lost_the_job_is_cancelled_with_the_reason(
@@ -234,9 +242,7 @@ def test_without_evidence_that_the_node_is_lost_the_job_is_cancelled_with_the_re
 
 @pytest.mark.parametrize(("sign", "state"), [(ENDED, "failed"), (SILENT, "running")])
 @pytest.mark.parametrize("silent", ["scontrol*", "scancel*"])
-def test_a_slurm_without_an_answer_keeps_the_job_followed(
-    planned: RunDir, slurmd: int, sign: str, state: str, silent: str
-) -> None:
+def test_without_answers_the_job_is_followed(planned: RunDir, slurmd: int, sign: str, state: str, silent: str) -> None:
     """Also where only the cancelling fails: nothing is recorded that did not happen."""
     write_json(planned.driver, says(state, host=HOST, beat=1))
     before, now, slurm = planned.driver.read_bytes(), [1000.0], Answers(planned, port=slurmd)
@@ -346,3 +352,96 @@ def test_a_step_that_does_not_heed_its_end_is_killed(monkeypatch: pytest.MonkeyP
         assert step.poll() == 1
     finally:
         step._process.kill()
+
+
+LEAST = 3.0
+SPEC = parse_spec(tiny_spec(Path("rows.json"), Path()))
+PLAN = make_plan(SPEC, machine_facts())
+assert PLAN.hang is not None
+UNMEASURED_S = PLAN.hang.long_s
+
+
+def phase(name: str, at: float = 0.0, **more: Any) -> dict[str, Any]:
+    return {"event": "phase", "name": name, "time": at, **more}
+
+
+BEGUN = [{"event": "start", "attempt": 1}, phase("build")]
+STEP = {"event": "step", "step_time_s": 8.0}
+TRAINED = [*BEGUN, phase("train"), {"event": "step", "step_times_s": [9.0, 10.0]}, STEP]
+SAVES, SAVED = phase("save", limit_s=300.0), {"event": "checkpoint", "mode": "full", "written_s": 400.0}
+STEP_S = LEAST_S + FACTOR * STEPS * 10.0
+EVALUATED = [*TRAINED, phase("evaluate", 100.0), phase("train", 140.0)]
+
+
+def append(run: RunDir, events: list[dict[str, Any]]) -> None:
+    run.events.mkdir(parents=True, exist_ok=True)
+    with run.events_of(0).open("ab") as file:
+        file.write(b"".join(msgspec.json.encode(event) + b"\n" for event in events))
+
+
+def limit_of(tmp_path: Path, events: list[dict[str, Any]], attempt: int = 1) -> StopLimit:
+    run = RunDir(tmp_path)
+    run.logs_of(attempt).mkdir(parents=True)
+    append(run, events)
+    return StopLimit(run, PLAN, LEAST)
+
+
+@pytest.mark.parametrize(
+    ("events", "limit_s", "words"),
+    [
+        (BEGUN, LEAST, "no step was trained yet"),
+        ([*BEGUN, phase("train")], UNMEASURED_S, "finish their step"),
+        (TRAINED, STEP_S, "finish their step"),
+        ([*TRAINED, SAVES], 300.0, "write a full checkpoint within 300 s"),
+        ([*TRAINED, SAVED, SAVES], FACTOR * 400.0, "write a full checkpoint within 800 s"),
+        ([*TRAINED, phase("evaluate", 100.0)], UNMEASURED_S, "finish the evaluation"),
+        ([*EVALUATED, phase("evaluate", 200.0)], FACTOR * 40.0, "finish the evaluation"),
+    ],
+)
+def test_each_phase_has_its_limit(tmp_path: Path, events: list[dict[str, Any]], limit_s: float, words: str) -> None:
+    limit = limit_of(tmp_path, events)
+    assert limit.limit_s == limit_s and words in limit.text
+
+
+def test_the_limit_begins_again_when_the_checkpoint_does(tmp_path: Path) -> None:
+    """Ranks that reach the save in time may use all of its limit."""
+    limit, now = limit_of(tmp_path, TRAINED), time.monotonic()
+    assert not limit.expired(now + 65)
+    append(RunDir(tmp_path), [phase("save", limit_s=50.0)])
+    assert [limit.expired(now + later_s) for later_s in (69, 118, 120)] == [False, False, True]
+
+
+def test_a_resumed_run_that_has_not_begun_has_nothing_to_save(tmp_path: Path) -> None:
+    limit = limit_of(tmp_path, [*TRAINED, SAVES], attempt=2)
+    assert limit.limit_s == LEAST
+    append(RunDir(tmp_path), [{"event": "start", "attempt": 2}, phase("train")])
+    limit.expired(time.monotonic() + 2)
+    assert limit.limit_s == STEP_S, "times of the earlier attempt count"
+
+
+def ending_of(folder: Path, slurm: Any, record: Any = None) -> StopAndRequeue:
+    return StopAndRequeue(RunDir(folder), slurm, record, job="7", restart=0, signal_s=120)
+
+
+@pytest.mark.parametrize(
+    ("needed_s", "left_s", "why"), [(300.0, 290.0, "time_limit"), (300.0, 400.0, ""), (100.0, 90.0, "")]
+)
+def test_ranks_are_stopped_early_for_a_long_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needed_s: float, left_s: float, why: str
+) -> None:
+    monkeypatch.delenv(IN_ALLOCATION, raising=False)
+    job = JobInfo(job="7", state="RUNNING", start_time=time.time() - 60, time_limit_s=int(left_s) + 60)
+    ending = ending_of(tmp_path, SimpleNamespace(try_job=lambda number: job))
+    ending.check_time_limit(needed_s)
+    assert ending.why == why
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_job_that_slurm_requeued_after_a_node_failed_is_not_over(tmp_path: Path, restarts: int) -> None:
+    states: list[str] = []
+    record = SimpleNamespace(write=lambda state, **more: states.append(state))
+    ending = ending_of(tmp_path, SimpleNamespace(restarts=lambda job: restarts), record)
+    ending.why = "node_fail"
+    with pytest.raises(SystemExit) if restarts else nullcontext():
+        ending.requeue(SPEC, PLAN, 1, JobEnd(), stopped=True, failed=False, hosts=list)
+    assert states == ["requeued"] * restarts
