@@ -25,6 +25,7 @@ import yaml
 from allranks.analysis.diagnose.known_failures import KNOWN_FAILURES, KnownFailure
 from allranks.analysis.lint import TOPICS
 from allranks.analysis.lint.rules import RULES, LintRule
+from allranks.launch.restarts import ACTIONS, CAUSES
 from allranks.spec import models
 from allranks.spec.records import Record, RunSpec
 from allranks.spec.strategies import BUILT_IN
@@ -501,7 +502,14 @@ def throughput() -> str:
     return f"`results/{path.name}`, {where}; median (range):\n\n{tables(result)}"
 
 
+def restarts() -> str:
+    """Return the rows of the table of causes."""
+    rows = [f"| {cause} | {', '.join(f'`{n}`' for n in names)} | {ACTIONS[cause]} |" for cause, names in CAUSES.items()]
+    return "\n".join(["| cause | failure classes | what follows |", "|---|---|---|", *rows, f"| deterministic | all others | {ACTIONS['deterministic']} |"])
+
+
 PARTS: dict[str, Callable[[], str]] = {
+    "restarts": restarts,
     "failures": failures,
     "lint_rules": lint_rules,
     "models_text": lambda: model_table("text"),

@@ -80,7 +80,7 @@ def tiny_spec(source: str | Path, tmp_path: Path, **sections: dict[str, Any]) ->
         "data": {"source": str(source), "max_length": 64, "eval_fraction": 0.2},
         "adapter": {"type": "lora", "r": 4, "dropout": 0.1, "targets": ["q_proj", "v_proj"]},
         "train": {"max_steps": 6, "micro_batch_size": 2, "lr": 1e-2},
-        "cluster": {"cache": str(tmp_path / "cache")},
+        "cluster": {"cache": str(tmp_path / "cache"), "restarts": {"max": 0}},
         "run_root": str(tmp_path / "runs"),
     }
     for name, values in sections.items():

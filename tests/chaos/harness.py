@@ -315,6 +315,7 @@ class Running:
         cluster: dict[str, Any] = {
             "launcher": case.launcher, "nodes": case.nodes, "procs_per_node": case.ranks,
             "env": {"OMP_NUM_THREADS": "1"}, "cache": str(folder / "cache"),
+            "restarts": {"max": 0},
         }  # fmt: skip
         if any(a.target == "scontrol" for a in case.actions) or "scontrol" in case.id:
             cluster["setup"] = [f"export PATH={self._broken_scontrol()}:$PATH"]

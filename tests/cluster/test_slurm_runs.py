@@ -113,6 +113,25 @@ def test_a_stop_that_is_asked_before_the_ranks_are_there_ends_nothing(box: Box, 
     assert [e["step"] for e in step_events(job.run)] == list(range(1, 31))
 
 
+def test_a_killed_rank_is_started_again_within_the_job(box: Box, shared: Path) -> None:
+    cluster = {"nodes": 2, "restarts": {"max": 1}}
+    spec = spec_in(shared, cluster=cluster, train={"max_steps": 60}, checkpoint={"mode": "full", "every": 5})
+    whole_done, whole = run(shared, {**spec, "name": "whole"})
+    assert whole_done.returncode == 0, whole_done.stderr + log_of(whole)
+    (shared / "runs").rename(shared / "first")
+    job = Submitted(shared, spec)
+    job.until_step(12)
+    inject(box, "kill-rank", rank="1")
+    code, out = job.wait()
+    assert code == 0, out + log_of(job.run)
+    assert job.run.attempts() == [1, 2] and "restart  after step" in out and "rank 1 on n2" in out
+    assert read_json(job.run.driver)["restart"] == 0  # the same start of the job, in the same allocation
+    first, again = (
+        {e["step"]: e["loss"] for e in step_events(r)} for r in (RunDir(shared / "first" / whole.name), job.run)
+    )
+    assert first == again
+
+
 def test_hostile_values_reach_slurm_as_values(box: Box, shared: Path) -> None:
     hostile = "a'; touch pwned; '"
     program = "import os\nprint(os.environ['HOSTILE'])\n"

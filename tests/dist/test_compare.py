@@ -90,7 +90,7 @@ SPEC: dict[str, Any] = {
     "data": {"source": "builtin:instructions", "subset": 160, "max_length": 96},
     "strategy": {"name": "pytorch_ddp", "bucket_mb": 0.05},
     "train": {"max_steps": 10, "micro_batch_size": 2, "grad_accum": 2, "lr": 1e-3},
-    "cluster": {"procs_per_node": 2},
+    "cluster": {"procs_per_node": 2, "restarts": {"max": 0}},
 }
 
 

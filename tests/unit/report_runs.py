@@ -1,11 +1,11 @@
-"""Run folders for the tests of the report page, written as the program writes them."""
+"""Run folders for the tests of the report page, written as the program writes them, and the most basic check of
+each."""
 
 from __future__ import annotations
 
 import json
 import math
 import random
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,12 @@ SAMPLES = [("What is 2 + 2?", "4", "88888", "4"), ("What is 3 + 5?", "8", "the t
 class Maker:
     """Writes one run folder. Every keyword has a default; what is written last is the summary."""
 
-    def __init__(self, root: Path, name: str = "demo", *, ranks: int = 2, hosts: tuple[str, ...] = ("one",)) -> None:
+    def __init__(
+        self, root: Path, name: str = "demo", *, ranks: int = 2, hosts: tuple[str, ...] = ("one",), seed: int = 1
+    ):
         self.run = RunDir(root / name)
-        self.ranks, self.hosts, self.random = ranks, hosts, random.Random(1)
+        self.ranks, self.hosts = ranks, hosts
+        self.random = random.Random(seed)
         self.time = START
         self.events: dict[int, list[dict[str, Any]]] = {r: [] for r in range(ranks)}
         for folder in (self.run.events, self.run.telemetry, self.run.logs_of(1), self.run.checkpoints):
@@ -39,134 +42,271 @@ class Maker:
         self.tell("start", attempt=attempt, pid=1, world_size=self.ranks, resumed_from=resumed_from)
         self.tell("phase", after=0.1, name="prepare")
         facts = {
-            "source": "builtin:instructions", "template": "alpaca", "rows": 800, "rows_train": 760, "rows_eval": 40,
-            "rows_truncated": 307, "rows_without_target": 1, "tokens_cut": 65903, "sequences": 515, "labels": {},
-            "tokens_real": 130319, "tokens_trained": 100049, "fill": 0.9885, "vocab_size": 2048,
-        }  # fmt: skip
+            "source": "builtin:instructions",
+            "template": "alpaca",
+            "rows": 800,
+            "rows_train": 760,
+            "rows_eval": 40,
+        }
+        facts |= {"rows_truncated": 307, "rows_without_target": 1, "tokens_cut": 65903, "sequences": 515, "labels": {}}
+        facts |= {"tokens_real": 130319, "tokens_trained": 100049, "fill": 0.9885, "vocab_size": 2048}
         self.tell("data", after=0.6, how="built", seconds=0.6, **(facts | data))
         self.tell("phase", name="build")
         self.tell(
-            "model", after=1.5, parameters=5198080, parameters_trained=1198080, seconds=1.4, device="cpu",
-            torch="2.13.0", versions=VERSIONS, threads=1,
-        )  # fmt: skip
+            "model",
+            after=1.5,
+            parameters=5198080,
+            parameters_trained=1198080,
+            seconds=1.4,
+            device="cpu",
+            torch="2.13.0",
+            versions=VERSIONS,
+            threads=1,
+        )
         if resumed_from is not None:
             self.tell("resume", from_step=resumed_from, inexact=False)
         self.tell("phase", name="prove")
         self.tell(
-            "proof", after=0.1, world_size=self.ranks, weights_equal=True, data_disjoint=True,
-            weights_hash="884c3af1" * 8, rows_checked=515,
-        )  # fmt: skip
+            "proof",
+            after=0.1,
+            world_size=self.ranks,
+            weights_equal=True,
+            data_disjoint=True,
+            weights_hash="884c3af1" * 8,
+            rows_checked=515,
+        )
         self.tell("phase", name="train", total_steps=total, first_step=resumed_from or 0)
 
-    def steps(self, first: int, last: int, *, every: int = 1, parts: bool = True) -> None:
+    def steps(self, first: int, last: int, *, every: int = 1, parts: bool = True, slow_rank: int | None = None) -> None:
         for done in range(first + every - 1, last + 1, every):
             base = 0.3 * (3 if done <= every else 1) * self.random.uniform(0.95, 1.1) + (0.4 if done % 97 == 0 else 0)
             self.time += base * every
             loss = 1.5 + 6 * math.exp(-done / max(last / 4, 3)) + self.random.gauss(0, 0.08)
             for rank in range(self.ranks):
-                tokens = self.random.randint(900, 1024) * every
-                record: dict[str, Any] = {
-                    "step": done, "steps": every, "loss": loss, "lr": 5e-5 * (1 - done / (last + 1)),
-                    "grad_norm": self.random.uniform(0.5, 2), "tokens": tokens, "tokens_trained": tokens * 3 // 4,
-                    "tokens_padded": 1024 * every - tokens, "epoch": done / 64, "step_time_s": round(base, 6),
-                    "memory_bytes": int((0.6 + 0.02 * rank) * GIB + 0.05 * GIB * self.random.random()),
-                    "peak_memory_bytes": int((0.66 + 0.02 * rank) * GIB),
-                }  # fmt: skip
-                if parts:
-                    record |= {"data_s": 0.004, "forward_s": base * 0.45, "backward_s": base / 2, "optimizer_s": 0.006}
-                if every > 1:
-                    record["step_times_s"] = [round(base * self.random.uniform(0.97, 1.03), 6) for _ in range(every)]
-                self.events[rank].append({"event": "step", "time": self.time, "rank": rank, **record})
+                self._step(rank, done, every, base, loss, last, parts, slow_rank)
 
-    def evaluate(self, step: int, *, loss: float, accuracy: Any = None, exact: Any = None, samples: Any = ()) -> None:
+    def _step(
+        self, rank: int, done: int, every: int, base: float, loss: float, last: int, parts: bool, slow: int | None
+    ) -> None:
+        tokens = self.random.randint(900, 1024) * every
+        forward = base * (0.45 if rank != slow else 0.7)
+        record: dict[str, Any] = {
+            "step": done,
+            "steps": every,
+            "loss": loss,
+            "lr": 5e-5 * (1 - done / (last + 1)),
+            "grad_norm": self.random.uniform(0.5, 2),
+            "tokens": tokens,
+            "tokens_trained": tokens * 3 // 4,
+            "tokens_padded": 1024 * every - tokens,
+            "epoch": done / 64,
+            "step_time_s": round(base, 6),
+        }
+        if parts:
+            record |= {
+                "data_s": 0.004,
+                "forward_s": forward,
+                "backward_s": base * 0.96 - forward - 0.01,
+                "optimizer_s": 0.006,
+            }
+        if every > 1:
+            record["step_times_s"] = [round(base * self.random.uniform(0.97, 1.03), 6) for _ in range(every)]
+        memory = int((0.6 + 0.02 * rank) * GIB + 0.05 * GIB * self.random.random())
+        record |= {"memory_bytes": memory, "peak_memory_bytes": int((0.66 + 0.02 * rank) * GIB)}
+        self.events[rank].append({"event": "step", "time": self.time, "rank": rank, **record})
+
+    def evaluate(
+        self,
+        step: int,
+        *,
+        loss: float,
+        accuracy: float | None = None,
+        exact: float | None = None,
+        samples: list[dict[str, str]] | None = None,
+    ) -> None:
         self.tell("phase", name="evaluate", step=step)
-        facts = {"loss": loss, "accuracy": accuracy, "targets": 6169, "rows": 40, "seconds": 0.46, "perplexity": None}
-        if accuracy is None:
-            facts |= {"exact_match": exact, "checked": 40 if exact is not None else 0, "samples": list(samples)}
-            facts["perplexity"] = math.exp(loss)
-        self.tell("eval", only=0, after=0.6, step=step, collectives=1, **facts)
+        perplexity = None if accuracy is not None else math.exp(loss)
+        more = (
+            {}
+            if accuracy is not None
+            else {"exact_match": exact, "checked": 40 if exact is not None else 0, "samples": samples or []}
+        )
+        self.tell(
+            "eval",
+            only=0,
+            after=0.6,
+            step=step,
+            loss=loss,
+            perplexity=perplexity,
+            accuracy=accuracy,
+            targets=6169,
+            rows=40,
+            seconds=0.46,
+            collectives=1,
+            **more,
+        )
         self.tell("phase", name="train", step=step)
 
     def save(self, step: int) -> None:
         self.tell("phase", name="save", step=step)
-        facts = {"mode": "weights_only", "seconds": 0.0373, "path": str(self.run.checkpoint(step))}
-        self.tell("checkpoint", after=0.04, step=step, **facts)
+        self.tell(
+            "checkpoint",
+            after=0.04,
+            step=step,
+            mode="weights_only",
+            seconds=0.0373,
+            path=str(self.run.checkpoint(step)),
+        )
         self.tell("phase", name="train", step=step)
         self.run.checkpoint(step).mkdir(exist_ok=True)
         files = {"adapter_model.safetensors": {"bytes": 4799768, "sha256": "0" * 64}}
         manifest = {"step": step, "mode": "weights_only", "created": self.time, "files": files}
         (self.run.checkpoint(step) / "manifest.json").write_text(json.dumps(manifest))
 
-    def telemetry(self, *, gpus: int = 0) -> None:
+    def telemetry(self, *, gpus: int = 0, every: float = 1.0) -> None:
         for i, host in enumerate(self.hosts):
-            times = (START - 2 + 0.3 * i + second for second in range(100_000))
-            lines = [json.dumps(self._sample(at, host, gpus)) for at in takewhile(lambda at: at < self.time, times)]
+            lines, at = [], START - 2 + 0.3 * i
+            while at < self.time:
+                lines.append(json.dumps(self._sample(at, host, gpus)))
+                at += every
             self.run.telemetry_of(host).write_text("\n".join(lines) + "\n")
 
     def _sample(self, at: float, host: str, gpus: int) -> dict[str, Any]:
         busy = self.random.uniform(0.9, 1.0) if at > START + 3 else 0.2
         return {
-            "time": round(at, 3), "host": host, "cpu_percent": 100 * busy, "load1": 1.5,
-            "memory_used_bytes": int((4 + 2 * busy) * GIB), "memory_total_bytes": 24 * GIB, "disk_free_bytes": 80 * GIB,
-            "disk_read_bytes_per_s": 1e6 * self.random.random(), "disk_write_bytes_per_s": 5e5 * self.random.random(),
-            "net_received_bytes_per_s": 2e8 * busy, "net_sent_bytes_per_s": 1.9e8 * busy,
+            "time": round(at, 3),
+            "host": host,
+            "cpu_percent": 100 * busy,
+            "load1": 1.5,
+            "memory_used_bytes": int((4 + 2 * busy) * GIB),
+            "memory_total_bytes": 24 * GIB,
+            "disk_free_bytes": 80 * GIB,
+            "disk_read_bytes_per_s": 1e6 * self.random.random(),
+            "disk_write_bytes_per_s": 5e5 * self.random.random(),
+            "net_received_bytes_per_s": 2e8 * busy,
+            "net_sent_bytes_per_s": 1.9e8 * busy,
             "loopback_bytes_per_s": 4e7 * busy,
-            "gpus": [{
-                "index": g, "utilisation_percent": int(97 * busy), "memory_used_bytes": (60 + g) * GIB,
-                "memory_total_bytes": 80 * GIB, "power_w": 640 * busy - 10 * g, "temperature_c": 60,
-            } for g in range(gpus)],
-        }  # fmt: skip
+            "gpus": [
+                {
+                    "index": g,
+                    "utilisation_percent": int(97 * busy),
+                    "memory_used_bytes": (60 + g) * GIB,
+                    "memory_total_bytes": 80 * GIB,
+                    "power_w": 640 * busy - 10 * g,
+                    "temperature_c": 60,
+                }
+                for g in range(gpus)
+            ],
+        }
 
-    def write(self, *, status: str = "succeeded", message: str | None = None, **parts: Any) -> RunDir:
-        """Write what has been told, with plan, spec and summary; `parts` change the plan, its env or the metrics."""
+    def write(
+        self,
+        *,
+        status: str = "succeeded",
+        message: str | None = None,
+        metrics: dict[str, Any] | None = None,
+        env: list[dict[str, Any]] | None = None,
+        plan: dict[str, Any] | None = None,
+    ) -> RunDir:
+        """Write what has been told, with plan, spec and summary."""
         for rank, events in self.events.items():
             self.run.events_of(rank).write_text("".join(json.dumps(e) + "\n" for e in events))
         each = max(self.ranks // len(self.hosts), 1)
-        nodes = [{"node": n, "host": h, "ranks": [*range(n * each, (n + 1) * each)]} for n, h in enumerate(self.hosts)]
-        variables = (("OMP_NUM_THREADS", "1", "2 usable cores / 2 ranks"), ("NCCL_SOCKET_IFNAME", None, "one node"))
-        environment = parts.get("env") or [
-            {"name": n, "value": v, "reason": why, "source": "policy"} for n, v, why in variables
+        nodes = [
+            {"node": n, "host": host, "ranks": list(range(n * each, (n + 1) * each))}
+            for n, host in enumerate(self.hosts)
+        ]
+        environment = env or [
+            {
+                "name": "OMP_NUM_THREADS",
+                "value": "1",
+                "reason": "2 usable cores / 2 ranks on the node; torchrun would set 1, plain Python all cores for every rank",
+                "source": "policy",
+            },
+            {
+                "name": "NCCL_SOCKET_IFNAME",
+                "value": None,
+                "reason": "one node: NCCL finds its own way",
+                "source": "policy",
+            },
         ]
         base_plan = {
-            "run_name": "demo", "launcher": "local", "strategy": "pytorch_ddp", "strategy_options": {"bucket_mb": 25.0},
-            "device": "cpu", "backend": "gloo", "dtype": "float32", "world_size": self.ranks, "procs_per_node": each,
-            "nodes": nodes, "rendezvous": "a free port on 127.0.0.1",
+            "run_name": "demo",
+            "launcher": "local",
+            "strategy": "pytorch_ddp",
+            "strategy_options": {"bucket_mb": 25.0},
+            "device": "cpu",
+            "backend": "gloo",
+            "dtype": "float32",
+            "world_size": self.ranks,
+            "procs_per_node": each,
+            "nodes": nodes,
+            "rendezvous": "a free port on 127.0.0.1",
             "batch": {"micro_batch_size": 4, "grad_accum": 1, "global_batch_size": 4 * self.ranks},
-            "max_steps": 10, "epochs": None, "environment": environment, "warnings": [], "timeout_s": 600,
-        } | parts.get("plan", {})  # fmt: skip
+            "max_steps": 10,
+            "epochs": None,
+            "environment": environment,
+            "warnings": [],
+            "timeout_s": 600,
+        } | (plan or {})
         self.run.plan.write_text(json.dumps(base_plan))
         self.run.spec.write_text("name: demo\nmodel:\n  name: tiny:mistral\ncluster:\n  env: {}\n")
-        times = {"python": "3.11.7", "allranks": "0.1.0", "started": "2026-11-20 23:05:03"}
-        self.run.run_args.write_text(json.dumps({"command": ["/bin/allranks", "run", "demo.yaml"], **times}))
-        checks = [{"name": name, "ok": True, "found": "ok", "cure": ""} for name in ("packages", "disk")]
+        self.run.run_args.write_text(
+            json.dumps(
+                {
+                    "command": ["/bin/allranks", "run", "demo.yaml"],
+                    "python": "3.11.7",
+                    "allranks": "0.1.0",
+                    "started": "2026-11-20 23:05:03",
+                }
+            )
+        )
+        checks = [
+            {"name": "packages", "ok": True, "found": "ok", "cure": ""},
+            {"name": "disk", "ok": True, "found": "78GiB-free", "cure": "x"},
+        ]
         self.run.preflight.write_text(json.dumps([{"host": host, "checks": checks} for host in self.hosts]))
-        self.run.metrics.write_text(json.dumps(self._metrics(status, message) | parts.get("metrics", {})))
+        self.run.metrics.write_text(json.dumps(self._metrics(status, message) | (metrics or {})))
         return self.run
 
     def _metrics(self, status: str, message: str | None) -> dict[str, Any]:
         done = [e for e in self.events.get(0, []) if e["event"] == "step"]
         found: dict[str, Any] = {
-            "run_name": self.run.name, "status": status, "strategy": "pytorch_ddp", "world_size": self.ranks,
-            "nodes": len(self.hosts), "device": "cpu", "model": "tiny:mistral", "dataset": "builtin:instructions",
-            "use_lora": True, "dtype": "float32", "wall_time_s": self.time - START,
-        }  # fmt: skip
+            "run_name": self.run.name,
+            "status": status,
+            "strategy": "pytorch_ddp",
+            "world_size": self.ranks,
+            "nodes": len(self.hosts),
+            "device": "cpu",
+            "model": "tiny:mistral",
+            "dataset": "builtin:instructions",
+            "use_lora": True,
+            "dtype": "float32",
+            "wall_time_s": self.time - START,
+        }
         if done:
             found |= {
-                "tokens_per_s": 6493.5, "tokens_per_s_per_rank": 3246.7, "step_time_s": {"median": 0.312, "p90": 0.329},
-                "tokens_real": 40572, "tokens_trained": 31092, "tokens_padded": 388,
-            }  # fmt: skip
+                "tokens_per_s": 6493.5,
+                "tokens_per_s_per_rank": 3246.7,
+                "step_time_s": {"median": 0.312, "p90": 0.329},
+                "tokens_real": 40572,
+                "tokens_trained": 31092,
+                "tokens_padded": 388,
+            }
         return found | ({"message": message} if message else {})
 
 
 def answers(column: int) -> list[dict[str, str]]:
     """Sample answers: column 2 before training, 3 after."""
-    prompt = "### Instruction:\n{}\n\n### Response:\n"
-    return [{"prompt": prompt.format(s[0]), "expected": s[1], "reply": s[column]} for s in SAMPLES]
+    return [
+        {"prompt": f"### Instruction:\n{s[0]}\n\n### Response:\n", "expected": s[1], "reply": s[column]}
+        for s in SAMPLES
+    ]
 
 
-def complete_run(root: Path, steps: int = 10, **more: Any) -> RunDir:
+def complete_run(root: Path, name: str = "demo", steps: int = 10, **how: Any) -> RunDir:
     """A run that succeeded, with evaluations, samples, a checkpoint and telemetry."""
-    make = Maker(root, **more)
+    make = Maker(root, name, **how)
     make.begin(total=steps)
     make.evaluate(0, loss=7.7, exact=0.0, samples=answers(2))
     make.steps(1, steps)
@@ -177,14 +317,37 @@ def complete_run(root: Path, steps: int = 10, **more: Any) -> RunDir:
     return make.write()
 
 
-def failed_run(root: Path) -> RunDir:
+def failed_run(
+    root: Path, name: str = "failed", message: str = "rank 1 on one failed after step 4: RuntimeError: out of memory"
+) -> RunDir:
     """A run in which rank 1 failed, and rank 0 because of it."""
-    make = Maker(root, "failed")
+    make = Maker(root, name)
     make.begin()
     make.steps(1, 4)
-    error = {"type": "RuntimeError", "step": None, "attempt": 1, "exit_code": 1, "known": False}
-    make.tell("error", only=1, message="out of memory", echo=False, **error)
-    make.tell("error", only=0, after=0.2, message="Connection closed by peer", echo=True, **error)
-    text = "Traceback (most recent call last):\n  File \x1b[31mx.py\x1b[0m\nRuntimeError: out of memory\n"
-    make.run.log_of(1, "one", 1).write_text(text)
-    return make.write(status="failed", message="rank 1 on one failed after step 4: RuntimeError: out of memory")
+    make.tell(
+        "error",
+        only=1,
+        type="RuntimeError",
+        message="out of memory",
+        step=None,
+        attempt=1,
+        exit_code=1,
+        known=False,
+        echo=False,
+    )
+    make.tell(
+        "error",
+        only=0,
+        after=0.2,
+        type="RuntimeError",
+        message="Connection closed by peer",
+        step=None,
+        attempt=1,
+        exit_code=1,
+        known=False,
+        echo=True,
+    )
+    make.run.log_of(1, "one", 1).write_text(
+        "Traceback (most recent call last):\n  File \x1b[31mx.py\x1b[0m\nRuntimeError: out of memory\n"
+    )
+    return make.write(status="failed", message=message)

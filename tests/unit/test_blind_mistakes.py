@@ -1,17 +1,20 @@
-"""Mistakes of users that were written down before anyone looked at the checks. Each is refused, reported, or read as
-it was meant: `benchmarks/results/blind_mistakes.tsv` is that list, and `blind_mistakes.json` says what became of each.
+"""Mistakes of users that were written down before anyone looked at the checks. Each is refused, reported, or read as it
+was meant.
 
-The cases go the way of a run until its ranks start; those that only ranks can notice call what the ranks call.
+`benchmarks/results/blind_mistakes.tsv` is that list, and `blind_mistakes.json` says what became of each one at first,
+and now. The cases here, without those that another test asserts,
+go the way of a run until its ranks start; those that only ranks can notice call what the ranks call.
 """
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,46 +30,35 @@ from tests.conftest import tiny_spec
 from tests.warm import allranks
 
 MACHINE = MachineFacts(host="h", cpus=2, memory_bytes=0, gpus=[], cpu_model="", system="")
+ROOT = Path(__file__).parents[2]
 TOPICS = ("arts", "politics", "sports", "tech")
 ROWS = [{"instruction": f"say {i}", "input": "", "output": f"word {i}"} for i in range(40)]
 NEWS = [{"text": f"{topic} news {i}", "label": topic} for i in range(12) for topic in TOPICS]
-SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 Spec = dict[str, Any]
-Rows = list[dict[str, Any]]
 
 
-def lines(rows: Rows) -> str:
+def lines(rows: list[dict[str, Any]]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def table(rows: Rows, mark: str = ",") -> str:
-    return "".join(mark.join(map(str, row)) + "\n" for row in [list(rows[0]), *(list(row.values()) for row in rows)])
+def table(rows: list[dict[str, Any]], mark: str = ",") -> str:
+    head = list(rows[0])
+    return "".join(mark.join(map(str, row)) + "\n" for row in [head, *(list(row.values()) for row in rows)])
 
 
-def written(path: Path, content: Rows | str | bytes) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = lines(content) if isinstance(content, list) else content
-    path.write_bytes(text.encode() if isinstance(text, str) else text)
-    return path
+def text_spec(folder: Path, content: str | bytes | None = None, file: str = "a.jsonl", **sections: Any) -> Spec:
+    path = folder / file
+    path.write_bytes(
+        lines(ROWS).encode() if content is None else content.encode() if isinstance(content, str) else content
+    )
+    return tiny_spec(path, folder, **sections)
 
 
-def text_spec(folder: Path, content: Rows | str | bytes = ROWS, file: str = "a.jsonl", **sections: Any) -> Spec:
-    return tiny_spec(written(folder / file, content), folder, **sections)
-
-
-def news_spec(folder: Path, content: Rows | str | bytes = NEWS, file: str = "a.jsonl", **sections: Any) -> Spec:
-    spec = text_spec(folder, content, file, **sections)
+def news_spec(folder: Path, content: str | bytes | None = None, file: str = "a.jsonl", **sections: Any) -> Spec:
+    spec = text_spec(folder, lines(NEWS) if content is None else content, file, **sections)
     spec["model"] = sections.get("model", {"name": "tiny:bert"})
     spec["adapter"] = {"type": "none"}
     return spec
-
-
-def text(*content: Any, **sections: Any) -> Callable[[Path], Spec]:
-    return lambda folder: text_spec(folder, *content, **sections)
-
-
-def news(*content: Any, **sections: Any) -> Callable[[Path], Spec]:
-    return lambda folder: news_spec(folder, *content, **sections)
 
 
 def notes_of(spec: Spec) -> list[str]:
@@ -81,119 +73,193 @@ def prepared(spec: Spec, *, classifier: bool = False) -> PreparedData:
     return prepare(parse_spec(spec), Path(spec["cluster"]["cache"]), classifier=classifier, log=print)
 
 
-def assert_note(notes: list[str], *words: str) -> None:
-    assert [text for text in notes if all(word in text for word in words)], notes
-
-
-def model_folder(folder: Path, *, classes: list[str] | None = None, head: bool = True) -> Path:
+def model_folder(folder: Path, *, classes: list[str] | None = None, head: bool = True, **changes: Any) -> Path:
     """Save a tiny model with its tokenizer as a Hugging Face folder; a classifier if it has classes."""
-    import transformers as hf
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoModelForMaskedLM,
+        AutoModelForSequenceClassification,
+        BertConfig,
+        MistralConfig,
+    )
 
     from allranks.train.data.tokenization import train_tokenizer
 
     tokenizer = train_tokenizer([r["text"] for r in NEWS], 320, classifier=classes is not None)
     if classes is None:
-        config: Any = hf.MistralConfig(vocab_size=len(tokenizer), **SIZES, num_key_value_heads=1)
-        model: Any = hf.AutoModelForCausalLM.from_config(config)
+        sizes = {
+            "hidden_size": 16,
+            "intermediate_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+        }
+        model: Any = AutoModelForCausalLM.from_config(MistralConfig(vocab_size=len(tokenizer), **sizes, **changes))
     else:
+        sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
         names = {"id2label": dict(enumerate(classes)), "label2id": {c: i for i, c in enumerate(classes)}}
-        kind: Any = hf.AutoModelForSequenceClassification if head else hf.AutoModelForMaskedLM
-        model = kind.from_config(hf.BertConfig(vocab_size=len(tokenizer), **SIZES, **(names if head else {})))
+        kind = AutoModelForSequenceClassification if head else AutoModelForMaskedLM
+        model = kind.from_config(BertConfig(vocab_size=len(tokenizer), **sizes, **(names if head else {})))
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
     return folder
 
 
-def named(folder: Path) -> dict[str, Any]:
-    return {"name": str(folder), "config": {}}
+def unlink(folder: Path, pattern: str) -> Path:
+    for path in list(folder.glob(pattern)):
+        path.unlink()
+    return folder
 
 
-def with_file(folder: Path, name: str, change: Callable[[bytes], bytes] | None) -> dict[str, Any]:
-    """The model of a folder of which files are changed, or removed."""
-    for path in list(model_folder(folder).glob(name)):
-        path.unlink() if change is None else path.write_bytes(change(path.read_bytes()))
-    return named(folder)
+def halved(path: Path) -> Path:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    return path.parent
 
 
-def with_chat(rows: Rows, *, reply: bool) -> Rows:
-    def messages(row: dict[str, str]) -> Rows:
+def with_chat(rows: list[dict[str, str]], *, reply: bool) -> str:
+    def messages(row: dict[str, str]) -> list[dict[str, str]]:
         own = [{"role": "user", "content": row["instruction"]}, {"role": "assistant", "content": row["output"]}]
         return own[: 1 + reply]
 
-    return [{"messages": messages(row)} for row in rows]
+    return lines([{"messages": messages(row)} for row in rows])
 
 
-def eval_file(folder: Path, rows: Rows) -> Spec:
-    return {"source": str(written(folder / "eval.jsonl", rows))}
+def template(folder: Path, text: str) -> str:
+    (folder / "t.jinja").write_text(text)
+    return str(folder / "t.jinja")
 
 
-def blank(every: int, value: Any, key: str = "output", rows: Rows = ROWS) -> Rows:
+def eval_file(folder: Path, rows: list[dict[str, Any]]) -> Spec:
+    (folder / "eval.jsonl").write_text(lines(rows))
+    return {"source": str(folder / "eval.jsonl")}
+
+
+def blank(every: int, value: Any, key: str = "output", rows: list[dict[str, Any]] = ROWS) -> list[dict[str, Any]]:
     return [{**row, key: value} if i % every == 0 else row for i, row in enumerate(rows)]
 
 
-def labelled(label: Callable[[int, str], Any]) -> Rows:
-    return [{**row, "label": label(i, row["label"])} for i, row in enumerate(NEWS)]
+def _with_value(section: str, name: str, value: float, folder: Path) -> Spec:
+    changed: dict[str, Any] = {section: {"max_steps": None, name: value} if section == "train" else {name: value}}
+    return text_spec(folder, **changed)
 
-
-TYPO = "{% block prompt %}{{ instrution }}{% endblock %}{% block response %}{{ output }}{% endblock %}"
-LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:46\nsize 12\n"
-LISTED = "[\n" + "".join(json.dumps(r) + ",\n" for r in ROWS) + "]"
 
 REFUSED: dict[str, tuple[Callable[[Path], Spec], str]] = {
-    "b01-windows-1252": (text("text\nau café\n".encode("cp1252"), "a.csv"), r"not UTF-8 text at byte"),
-    "b02-utf16-powershell": (text(lines(ROWS).encode("utf-16")), r"not UTF-8 text at byte 0"),
-    "b03-bar-csv": (news(table(NEWS, "|"), "a.csv"), r"the columns are separated by '\|'"),
-    "b06-blanks": (news(labelled(lambda i, label: label + " " * (i % 3 == 0))), r"arts, 'arts ' differ only in blanks"),
-    "b06-numbers": (news(labelled(lambda i, _: ("1", "1.0", "2")[i % 3])), r"1, 1\.0 differ .*how a number is written"),
+    "b01-windows-1252": (
+        lambda p: text_spec(p, "text\nau café\n".encode("cp1252"), "a.csv"),
+        r"not UTF-8 text at byte",
+    ),
+    "b02-utf16-powershell": (lambda p: text_spec(p, lines(ROWS).encode("utf-16")), r"not UTF-8 text at byte 0"),
+    "b03-bar-csv": (lambda p: news_spec(p, table(NEWS, "|"), "a.csv"), r"the columns are separated by '\|'"),
+    "b06-labels-with-blanks": (
+        lambda p: news_spec(p, lines([{**r, "label": r["label"] + " " * (i % 3 == 0)} for i, r in enumerate(NEWS)])),
+        r"arts, 'arts ' differ only in blanks",
+    ),
+    "b06-labels-as-numbers-twice": (
+        lambda p: news_spec(p, lines([{**r, "label": ("1", "1.0", "2")[i % 3]} for i, r in enumerate(NEWS)])),
+        r"1, 1\.0 differ only in blanks or in how a number is written",
+    ),
     "b09-unknown-eval-label": (
         lambda p: news_spec(p, eval=eval_file(p, [*NEWS[:8], {"text": "rain", "label": "weather"}])),
         r"eval\.source .*, row 8: label 'weather' is not among those of the training rows: arts, politics",
     ),
-    "b10": (lambda p: text_spec(p, model=with_file(p, "tokenizer*", None)), r"has weights but no tokenizer"),
-    "b25-blank-answers": (text(blank(1, " ")), r"'output' is empty or missing in every row"),
+    "b10-folder-without-tokenizer": (
+        lambda p: text_spec(p, model={"name": str(unlink(model_folder(p / "m"), "tokenizer*")), "config": {}}),
+        r"has weights but no tokenizer",
+    ),
+    "b16-eval-fraction-percent": (
+        lambda p: text_spec(p, data={"eval_fraction": 5}),
+        r"data\.eval_fraction: expected float < 1",
+    ),
+    "b20-grad-norm-zero": (
+        lambda p: text_spec(p, train={"max_grad_norm": 0}),
+        r"train\.max_grad_norm: expected float > 0",
+    ),
+    "b25-blank-answers": (lambda p: text_spec(p, lines(blank(1, " "))), r"'output' is empty or missing in every row"),
+    "b27-lora-alpha-zero": (lambda p: text_spec(p, adapter={"alpha": 0}), r"adapter\.alpha: expected float > 0"),
+    "b28-lora-r-zero": (lambda p: text_spec(p, adapter={"r": 0}), r"adapter\.r: expected int >= 1"),
+    "b28-lora-dropout": (lambda p: text_spec(p, adapter={"dropout": 1.5}), r"adapter\.dropout: expected float < 1"),
     "b29-template-typo": (
-        lambda p: text_spec(p, data={"template": str(written(p / "t.jinja", TYPO))}),
+        lambda p: text_spec(
+            p,
+            data={
+                "template": template(
+                    p, "{% block prompt %}{{ instrution }}{% endblock %}{% block response %}{{ output }}{% endblock %}"
+                )
+            },
+        ),
         r"row 0: 'instrution' is undefined; the columns are: instruction, input, output",
     ),
-    "b31-truncated-jsonl": (text(lines(ROWS)[:-20]), r"line 40: not JSON"),
-    "b32-comma": (news(table(NEWS) + "ball, goal,sports\n", "a.csv"), r"line 50: the number of fields differs"),
-    "b33-lfs-pointer": (text(LFS, "a.csv", data={"template": "text"}), r"Git LFS pointer, .*; run git lfs pull"),
-    "b34-regression-labels": (news(labelled(lambda i, _: i * 0.37)), r"38 rows have 38 label values.*not measures"),
-    "b35-one-class": (news([r for r in NEWS if r["label"] == "arts"]), r"two label values, the data has 1: arts"),
-    "b39-no-assistant-turn": (text(with_chat(ROWS, reply=False)), r"row 0: chat without an assistant message"),
+    "b31-truncated-jsonl": (lambda p: text_spec(p, lines(ROWS)[:-20]), r"line 40: not JSON"),
+    "b32-csv-unquoted-comma": (
+        lambda p: news_spec(p, table(NEWS) + "ball, goal,sports\n", "a.csv"),
+        r"line 50: the number of fields differs",
+    ),
+    "b33-lfs-pointer": (
+        lambda p: text_spec(
+            p,
+            "version https://git-lfs.github.com/spec/v1\noid sha256:46\nsize 12\n",
+            "a.csv",
+            data={"template": "text"},
+        ),
+        r"Git LFS pointer, not the data; run git lfs pull",
+    ),
+    "b34-regression-labels": (
+        lambda p: news_spec(p, lines([{**r, "label": i * 0.37} for i, r in enumerate(NEWS)])),
+        r"38 rows have 38 label values.*not measures",
+    ),
+    "b35-one-class": (
+        lambda p: news_spec(p, lines([r for r in NEWS if r["label"] == "arts"])),
+        r"at least two label values, the data has 1: arts",
+    ),
+    "b39-no-assistant-turn": (
+        lambda p: text_spec(p, with_chat(ROWS, reply=False)),
+        r"row 0: chat without an assistant message",
+    ),
     "b40-adapter-as-model": (
-        lambda p: text_spec(p, model=named(written(p / "m" / "adapter_config.json", "{}").parent)),
+        lambda p: (
+            _written(p / "m" / "adapter_config.json", "{}"),
+            text_spec(p, model={"name": str(p / "m"), "config": {}}),
+        )[1],
         r"holds an adapter, not a model; merge it",
     ),
+    "b43-string-boolean": (lambda p: text_spec(p, data={"mask_prompt": "false"}), r"data\.mask_prompt: expected bool"),
     "b46-safetensors-truncated": (
-        lambda p: text_spec(p, model=with_file(p / "m", "model.safetensors", lambda b: b[: len(b) // 2])),
+        lambda p: text_spec(p, model={"name": str(halved(model_folder(p / "m") / "model.safetensors")), "config": {}}),
         r"model\.safetensors: is truncated",
     ),
-    "b47-no-config-json": (lambda p: text_spec(p, model=named(p)), r"no config\.json, so it is not a model"),
-    "b48-gz": (text(gzip.compress(lines(ROWS).encode()), "a.jsonl.gz"), r"unknown kind of file '\.gz'"),
+    "b47-no-config-json": (
+        lambda p: text_spec(p, model={"name": str(p), "config": {}}),
+        r"no config\.json, so it is not a model",
+    ),
+    "b48-gz": (
+        lambda p: text_spec(p, gzip.compress(lines(ROWS).encode()), "a.jsonl.gz"),
+        r"unknown kind of file '\.gz'",
+    ),
     "b48-folder": (lambda p: tiny_spec(p, p), r"no file below this folder has a known kind"),
-    "b49-trailing-comma": (text(LISTED, "a.json"), r"line 42: not JSON"),
-    "b52-no-label": (news(table(blank(5, "", "label", NEWS)), "a.csv"), r"row 0, column 'label': the label is missing"),
+    "b49-trailing-comma": (
+        lambda p: text_spec(p, "[\n" + "".join(json.dumps(r) + ",\n" for r in ROWS) + "]", "a.json"),
+        r"line 42: not JSON",
+    ),
+    "b52-label-missing": (
+        lambda p: news_spec(p, table(blank(5, "", "label", NEWS)), "a.csv"),
+        r"row 0, column 'label': the label is missing",
+    ),
 }
-VALUES: list[tuple[str, str, str, Any, str]] = [
-    ("b16", "data", "eval_fraction", 5, "float < 1"),
-    ("b20", "train", "max_grad_norm", 0, "float > 0"),
-    ("b27", "adapter", "alpha", 0, "float > 0"),
-    ("b28", "adapter", "r", 0, "int >= 1"),
-    ("b28", "adapter", "dropout", 1.5, "float < 1"),
-    ("b43", "data", "mask_prompt", "false", "bool"),
-    ("b50", "train", "max_steps", -5, "int >= "),
-    ("b50", "train", "lr", -1e-4, "float >= "),
-    ("b50", "train", "micro_batch_size", 0, "int >= "),
-    ("b50", "eval", "every", 0, "int >= "),
-    ("b50", "data", "max_length", 0, "int >= "),
-]
+for key, value in (
+    ("train.max_steps", -5),
+    ("train.lr", -1e-4),
+    ("train.micro_batch_size", 0),
+    ("eval.every", 0),
+    ("data.max_length", 0),
+):
+    section, name = key.split(".")
+    REFUSED[f"b50-{key}"] = (partial(_with_value, section, name, value), rf"{key}: expected (int|float) >=? ")
 
 
-@pytest.mark.parametrize(("case", "section", "key", "value", "words"), VALUES)
-def test_values_are_refused_by_key(case: str, section: str, key: str, value: Any, words: str, tmp_path: Path) -> None:
-    with pytest.raises(AllranksError, match=rf"{section}\.{key}: expected {words}"):
-        notes_of(text_spec(tmp_path, **{section: {key: value}}))
+def _written(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
 
 
 @pytest.mark.parametrize("mistake", REFUSED)
@@ -203,21 +269,34 @@ def test_it_is_refused_before_ranks_start(tmp_path: Path, mistake: str) -> None:
         notes_of(make(tmp_path))
 
 
-NOTED: dict[str, tuple[Callable[[Path], Spec], str]] = {
+TOLD: dict[str, tuple[Callable[[Path], Spec], str]] = {
     "b37-config-of-folder": (
-        lambda p: text_spec(p, model={**named(model_folder(p / "m")), "config": {"attention_dropout": 0.9}}),
+        lambda p: text_spec(
+            p,
+            model={"name": str(model_folder(p / "m")), "config": {"attention_dropout": 0.9}},
+            adapter={"type": "none"},
+        ),
         r"model\.config is ignored \(attention_dropout\): it is only for tiny:",
     ),
-    "b04-swapped": (text(data={"columns": {"instruction": "output", "output": "instruction"}}), r"look swapped"),
+    "b04-swapped-columns": (
+        lambda p: text_spec(p, data={"columns": {"instruction": "output", "output": "instruction"}}),
+        r"look swapped",
+    ),
     "b04-answer-in-the-input": (
-        news(data={"columns": {"text": ["text", "label"], "label": "label"}}),
+        lambda p: news_spec(p, data={"columns": {"text": ["text", "label"], "label": "label"}}),
         r"text and label both read label: the input contains the answer",
     ),
-    "b17-percent": (text(data={"eval_fraction": 0.9}), r"only 10% of the rows are trained"),
-    "b18": (text(train={"warmup_steps": 1000}), r"only 6 steps: .* reaches 6e-05 instead of train\.lr 0\.01"),
-    "b19-lr-typo": (text(train={"lr": 5e5}), r"train\.lr is 500000, which makes AdamW diverge"),
+    "b17-eval-fraction-huge": (
+        lambda p: text_spec(p, data={"eval_fraction": 0.9}),
+        r"only 10% of the rows are trained",
+    ),
+    "b18-long-warmup": (
+        lambda p: text_spec(p, train={"warmup_steps": 1000}),
+        r"only 6 steps: the learning rate reaches 6e-05 instead of train\.lr 0\.01",
+    ),
+    "b19-lr-typo": (lambda p: text_spec(p, train={"lr": 5e5}), r"train\.lr is 500000, which makes AdamW diverge"),
     "b41-never-saved": (
-        text(checkpoint={"mode": "full", "every": 1000, "at_end": False}),
+        lambda p: text_spec(p, checkpoint={"mode": "full", "every": 1000, "at_end": False}),
         r"nothing will be saved, because at_end is false and every is not reached",
     ),
     "b41-never-evaluated": (
@@ -227,9 +306,9 @@ NOTED: dict[str, tuple[Callable[[Path], Spec], str]] = {
 }
 
 
-@pytest.mark.parametrize("mistake", NOTED)
-def test_it_is_noted_before_ranks_start(tmp_path: Path, mistake: str) -> None:
-    make, words = NOTED[mistake]
+@pytest.mark.parametrize("mistake", TOLD)
+def test_it_is_told_before_ranks_start(tmp_path: Path, mistake: str) -> None:
+    make, words = TOLD[mistake]
     notes = notes_of(make(tmp_path))
     assert [note for note in notes if re.search(words, note)], notes
 
@@ -241,22 +320,25 @@ def test_a_usual_spec_gets_no_note(tmp_path: Path) -> None:
 
 def test_b08_b24_rows_that_are_trained_and_held_out_are_told(tmp_path: Path) -> None:
     same = prepared(text_spec(tmp_path, eval={"source": str(tmp_path / "a.jsonl")}))
-    assert_note(same.facts.warnings, "40 of 40 held-out rows are also training rows")
-    twice = prepared(text_spec(tmp_path, ROWS * 4, "b.jsonl"))
-    assert_note(twice.facts.warnings, "held-out rows are also training rows")
+    assert any("40 of 40 held-out rows are also training rows" in text for text in same.facts.warnings)
+    twice = prepared(text_spec(tmp_path, lines(ROWS * 4), "b.jsonl"))
+    assert any("held-out rows are also training rows" in text for text in twice.facts.warnings)
 
 
 def test_b11_a_tokenizer_without_end_is_refused(tmp_path: Path) -> None:
-    def without_end(content: bytes) -> bytes:
-        return json.dumps({k: v for k, v in json.loads(content).items() if k != "eos_token"}).encode()
-
+    folder = model_folder(tmp_path / "m")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("eos_token")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     with pytest.raises(DataError, match="no end-of-text token"):
-        prepared(text_spec(tmp_path, model=with_file(tmp_path / "m", "tokenizer_config.json", without_end)))
+        prepared(text_spec(tmp_path, model={"name": str(folder), "config": {}}))
 
 
 def test_b12_chats_for_a_tokenizer_without_chat_template_get_the_default_one(tmp_path: Path) -> None:
-    model = with_file(tmp_path / "m", "chat_template.jinja", None)
-    data = prepared(text_spec(tmp_path, with_chat(ROWS, reply=True), model=model))
+    folder = model_folder(tmp_path / "m")
+    _written(folder / "chat_template.jinja", "").unlink()
+    spec = text_spec(tmp_path, with_chat(ROWS, reply=True), model={"name": str(folder), "config": {}})
+    data = prepared(spec)
     assert data.facts.chat_template == "default"
     first = data.tokenizer.decode(data.train.ids[: data.train.offsets[1]])
     assert re.match(r"(<s>)?<\|user\|>\n.*\n<\|assistant\|>\n.*</s>$", first, re.DOTALL), first
@@ -271,13 +353,15 @@ def test_b12_chats_for_a_tokenizer_without_chat_template_get_the_default_one(tmp
         ({"sequences": 41}, "written with 40 training sequences, now there are 41"),
     ],
 )
-def test_b13_b14_a_resume_on_other_data_or_base_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+def test_b13_b14_a_resume_on_other_data_or_another_base_is_refused(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
     from allranks.train.checkpoint import TrainingIdentity
     from allranks.train.checkpoint.loader import require_same
     from allranks.train.distributed import SINGLE_PROCESS
 
     was: dict[str, Any] = {"sequences": 40, "data_hash": "a", "base_hash": "a"}
-    written(tmp_path / "state" / "progress.json", json.dumps(was))
+    _written(tmp_path / "state" / "progress.json", json.dumps(was))
     require_same(SINGLE_PROCESS, tmp_path, TrainingIdentity(**was), allow_inexact=False)
     with pytest.raises(CheckpointError, match=words):
         require_same(SINGLE_PROCESS, tmp_path, TrainingIdentity(**{**was, **change}), allow_inexact=False)
@@ -287,15 +371,22 @@ def test_b21_answers_that_do_not_fit_are_refused_and_b22_told(tmp_path: Path) ->
     with pytest.raises(DataError, match=r"no row has a trained token within data\.max_length 3"):
         prepared(text_spec(tmp_path, data={"max_length": 3, "eval_fraction": 0}))
     rows = [{**row, "output": "word " * 50} for row in ROWS]
-    told = prepared(text_spec(tmp_path, rows, data={"max_length": 60})).facts.warnings
-    assert_note(told, "100% of the training rows are longer than data.max_length 60")
+    told = prepared(text_spec(tmp_path, lines(rows), data={"max_length": 60})).facts.warnings
+    assert any("100% of the training rows are longer than data.max_length 60" in text for text in told), told
 
 
 def test_b26_missing_answers_are_left_out_and_told(tmp_path: Path) -> None:
-    for spec in (text_spec(tmp_path, blank(4, None)), text_spec(tmp_path, table(blank(4, "")), "b.csv")):
+    with (tmp_path / "b.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ROWS[0])
+        writer.writeheader()
+        writer.writerows(blank(4, ""))
+    for spec in (
+        text_spec(tmp_path, lines(blank(4, None))),
+        text_spec(tmp_path, (tmp_path / "b.csv").read_text(), "b.csv"),
+    ):
         facts = prepared(spec).facts
         assert facts.rows_empty == 10
-        assert_note(facts.warnings, "10 rows of", "empty or missing (row 0, 4")
+        assert any("10 rows of" in text and "empty or missing (row 0, 4" in text for text in facts.warnings)
 
 
 def test_b30_rows_below_one_key_are_read(tmp_path: Path) -> None:
@@ -314,12 +405,14 @@ def test_b44_a_trained_classifier_keeps_the_order_of_its_classes(tmp_path: Path)
 def test_b44_other_class_names_are_told_and_b53_another_number_refused(tmp_path: Path) -> None:
     four = model_folder(tmp_path / "m", classes=["a", "b", "c", "d"])
     told = prepared(news_spec(tmp_path, model={"name": str(four)}), classifier=True).facts.warnings
-    assert_note(told, "other class names than the data", "arts = a")
-    ids = labelled(lambda i, _: (0, 1, 7)[i % 3])
-    with pytest.raises(DataError, match=r"has 4 classes \(a, b, c, d\), the data has 3 labels \(0, 1, 7\)"):
-        prepared(news_spec(tmp_path, ids, "b.jsonl", model={"name": str(four)}), classifier=True)
-    ids = labelled(lambda i, _: (0, 1, 3)[i % 3])
-    numbered = prepared(news_spec(tmp_path, ids, "c.jsonl", model={"name": str(four)}), classifier=True).facts
+    assert any("other class names than the data" in text and "arts = a" in text for text in told), told
+    ids = [{**row, "label": (0, 1, 7)[i % 3]} for i, row in enumerate(NEWS)]
+    with pytest.raises(
+        DataError, match=r"its classifier has 4 classes \(a, b, c, d\), the data has 3 labels \(0, 1, 7\)"
+    ):
+        prepared(news_spec(tmp_path, lines(ids), "b.jsonl", model={"name": str(four)}), classifier=True)
+    ids = [{**row, "label": (0, 1, 3)[i % 3]} for i, row in enumerate(NEWS)]
+    numbered = prepared(news_spec(tmp_path, lines(ids), "c.jsonl", model={"name": str(four)}), classifier=True).facts
     assert numbered.labels == {"0": 0, "1": 1, "2": 2, "3": 3}
 
 
@@ -327,7 +420,7 @@ def test_b05_b51_a_byte_order_mark_is_no_part_of_a_column_and_a_small_set_has_a_
     plain = prepared(news_spec(tmp_path, table(NEWS), "a.csv"), classifier=True)
     marked = prepared(news_spec(tmp_path, table(NEWS).encode("utf-8-sig"), "b.csv"), classifier=True)
     assert marked.facts.train_hash == plain.facts.train_hash
-    facts = prepared(text_spec(tmp_path, ROWS[:10], data={"eval_fraction": 0.05})).facts
+    facts = prepared(text_spec(tmp_path, lines(ROWS[:10]), data={"eval_fraction": 0.05})).facts
     assert (facts.rows_train, facts.rows_eval) == (9, 1)
 
 
@@ -340,14 +433,29 @@ def test_b23_a_batch_beyond_the_data_and_b18_a_warm_up_beyond_the_epochs_are_tol
     assert "only 9 steps" in (warmup_warning(TrainSpec(warmup_steps=10), 9) or "")
 
 
-def run_of(spec: Spec) -> tuple[Any, list[str]]:
-    """Return the result of a run and its warnings."""
-    from allranks import run
+class Recorder:
+    """Keep the warnings of a run."""
 
-    events: list[dict[str, Any]] = []
-    observer: Any = SimpleNamespace(event=events.append, say=lambda text: None)
-    result = run({**spec, "observe": {"telemetry_s": 0}}, observer=observer)
-    return result, [e["message"] for e in events if e["event"] == "warning"]
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def event(self, event: dict[str, Any]) -> None:
+        if event["event"] == "warning":
+            self.told.append(event["message"])
+
+    def say(self, text: str) -> None: ...
+
+
+def run_of(spec: Spec) -> tuple[Any, list[str]]:
+    import allranks
+
+    seen = Recorder()
+    return allranks.run({**spec, "observe": {"telemetry_s": 0}}, observer=seen), seen.told
+
+
+def allranks_of(*args: str) -> tuple[int, str]:
+    ended = allranks(*args, timeout_s=100)
+    return ended.returncode, ended.stdout + ended.stderr
 
 
 @pytest.mark.full
@@ -355,7 +463,7 @@ def test_b45_the_figures_of_a_new_head_are_told_by_the_run(tmp_path: Path) -> No
     folder = model_folder(tmp_path / "m", classes=list(TOPICS), head=False)
     result, told = run_of(news_spec(tmp_path, model={"name": str(folder)}, train={"max_steps": 0}))
     assert result.exit_code == 0, result.message
-    assert_note(told, "classifier.bias, classifier.weight", "are random")
+    assert any("classifier.bias, classifier.weight" in text and "are random" in text for text in told), told
     trained = model_folder(tmp_path / "t", classes=list(TOPICS))
     assert run_of(news_spec(tmp_path, model={"name": str(trained)}, train={"max_steps": 0}))[1] == []
 
@@ -365,10 +473,11 @@ def test_b23_b18_b15_b54_of_a_run(tmp_path: Path) -> None:
     train = {"max_steps": None, "epochs": 1, "global_batch_size": 512, "micro_batch_size": 4, "warmup_steps": 50}
     result, told = run_of(text_spec(tmp_path, train=train, checkpoint={"mode": "none"}))
     assert result.exit_code == 0, result.message
-    assert_note(told, "one optimizer step takes 512 sequences")
-    assert_note(told, "train.warmup_steps is 50, but there are only 1 steps")
-    ended = allranks("export", result.folder, timeout_s=100)
-    assert ended.returncode != 0 and "none was saved (checkpoint.mode none" in ended.stdout + ended.stderr
+    assert any("one optimizer step takes 512 sequences" in text for text in told), told
+    assert any("train.warmup_steps is 50, but there are only 1 steps" in text for text in told), told
+    code, text = allranks_of("export", result.folder)
+    assert code != 0
+    assert "none was saved (checkpoint.mode none" in text
     saved, _ = run_of(text_spec(tmp_path, train={"max_steps": 2}))
-    ended = allranks("export", saved.folder, "--step", "3", timeout_s=100)
-    assert ended.returncode == 2 and "existing steps: 2" in ended.stdout + ended.stderr
+    code, text = allranks_of("export", saved.folder, "--step", "3")
+    assert (code, "existing steps: 2" in text) == (2, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,8 +35,8 @@ H100 = facts(gpus=1)
 NEWS = ("data.source=builtin:news", "adapter.type=none")
 
 
-def planned(*sets: str, machine: Any = H100) -> LaunchPlan:
-    return make_plan(parse_spec(LONG, sets), machine)
+def planned(*sets: str, there: Any = H100, **sections: Any) -> LaunchPlan:
+    return make_plan(parse_spec({**LONG, **sections}, sets), there)
 
 
 def test_a_long_run_on_a_gpu_is_compiled_and_a_short_one_is_not() -> None:
@@ -50,12 +51,15 @@ def test_a_long_run_on_a_gpu_is_compiled_and_a_short_one_is_not() -> None:
     assert planned("train.max_steps=500").compiled and not planned("train.max_steps=200").compiled
 
 
-def test_isolated_rows_have_their_own_gain_and_epochs_count_by_the_rows() -> None:
+def test_isolated_rows_are_compiled_by_their_own_gain() -> None:
     plan = planned("data.packing=isolated")
     assert plan.compiled and "1.15 times as fast" in plan.compile_reason
+
+
+def test_epochs_count_by_the_rows_and_are_assumed_where_those_are_unknown() -> None:
     epochs = ("train.max_steps=null", "train.epochs=2")
-    plan = planned(*epochs)  # rows that are unknown are assumed
-    assert plan.compiled and "2,000 steps, assumed for 2 epochs," in plan.compile_reason
+    assert planned(*epochs).compiled
+    assert "2,000 steps, assumed for 2 epochs," in planned(*epochs).compile_reason
     few = planned(*epochs, "data.subset=400", "data.eval_fraction=0.1")
     assert not few.compiled and few.compile_reason.startswith("180 steps of at least")
 
@@ -80,16 +84,18 @@ def test_what_is_unlike_the_measurement_is_not_compiled(sets: tuple[str, ...], w
 
 def test_a_machine_without_a_c_compiler_is_told_and_the_nodes_of_slurm_have_their_own() -> None:
     without = msgspec.structs.replace(H100, c_compiler=False)
-    assert "no C compiler" in planned(machine=without).compile_reason
+    assert "no C compiler" in planned(there=without).compile_reason
     slurm = ("cluster.launcher=slurm", "cluster.slurm.gpus_per_node=1")
-    assert planned(*slurm, machine=without).compiled
+    assert planned(*slurm, there=without).compiled
 
 
 def test_memory_must_suffice_if_the_compiler_fails() -> None:
-    sets = [f"model.compile={value}" for value in ("auto", "true", "false")]
-    auto, *others = (fit(parse_spec(LONG, [one]), planned(one), H100) for one in sets)
-    assert {auto.needed_bytes} == {other.needed_bytes for other in others}
-    assert "estimated without compiled blocks" in auto.notes[0]
+    needed = {
+        value: fit(parse_spec(LONG, [f"model.compile={value}"]), planned(f"model.compile={value}"), H100)
+        for value in ("auto", "true", "false")
+    }
+    assert needed["auto"].needed_bytes == needed["false"].needed_bytes == needed["true"].needed_bytes
+    assert "estimated without compiled blocks" in needed["auto"].notes[0]
 
 
 @pytest.mark.parametrize(
@@ -102,19 +108,19 @@ def test_memory_must_suffice_if_the_compiler_fails() -> None:
         ({}, {}, False),  # planned before there was auto
     ],
 )
-def test_resumes_keep_the_choice(tmp_path: Path, plan: dict[str, Any], metrics: dict[str, Any], compiled: bool) -> None:
+def test_a_resume_keeps_what_the_run_did(
+    tmp_path: Path, plan: dict[str, Any], metrics: dict[str, Any], compiled: bool
+) -> None:
     run = RunDir(tmp_path)
     write_json(run.plan, plan)
     write_json(run.metrics, metrics)
-
-    def kept(*sets: str) -> tuple[bool, str]:
-        spec = parse_spec(LONG, sets)
-        again = keep_compilation(run, spec, make_plan(spec, H100))
-        return again.compiled, again.compile_reason
-
     for steps in (10, 100000):  # auto alone would decide otherwise
-        assert kept(f"train.max_steps={steps}") == (compiled, plan.get("compile_reason", ""))
-    assert kept("model.compile=true")[0] and not kept("model.compile=false")[0]  # what the user asks for stays
+        spec = parse_spec(LONG, [f"train.max_steps={steps}"])
+        kept = keep_compilation(run, spec, make_plan(spec, H100))
+        assert (kept.compiled, kept.compile_reason) == (compiled, plan.get("compile_reason", ""))
+    for value in ("true", "false"):  # what the user asks for stays
+        asked = parse_spec(LONG, [f"model.compile={value}"])
+        assert keep_compilation(run, asked, make_plan(asked, H100)).compiled is (value == "true")
 
 
 @pytest.mark.parametrize("value", ["auto", "true", "false"])
@@ -122,28 +128,45 @@ def test_a_comparison_is_not_compiled(value: str) -> None:
     assert not make_plan(without_compilation(parse_spec(LONG, [f"model.compile={value}"])), H100).compiled
 
 
-def test_the_gains_are_the_recorded_ones() -> None:
+def test_the_gain_on_cpus_is_the_recorded_one() -> None:
     found = json.loads((ROOT / "benchmarks/results/train_throughput.json").read_text())["summary"]
     bare, compiled = (found[name]["tokens_per_s_per_rank"]["median"] for name in ("c", "k"))
     assert GAINS["cpu"].ratio == pytest.approx(compiled / bare, abs=0.005)
+
+
+def test_the_gain_on_gpus_is_the_recorded_one() -> None:
     found = json.loads((ROOT / "benchmarks/results/gpu/nvidia-h100-80gb-hbm3-2026-11-25.json").read_text())
     checks = found["stages"]["speed"]["checks"]
     plain, compiled = (checks[name]["figures"]["step_time_s"]["median"] for name in ("plain", "compiled"))
     assert GAINS["cuda"].ratio == pytest.approx(plain / compiled, abs=0.005)
 
 
-def test_resume_goes_on_as_the_run_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU `auto` alone would not compile; the run was planned with compiled blocks."""
-    spec = parse_spec(raw(train={"max_steps": 10}, checkpoint={"mode": "full"}), ["model.compile=auto"])
-    run, plans, plan = RunDir(tmp_path), list[LaunchPlan](), make_plan(spec, facts())
-    runs.write_request(run, spec, msgspec.structs.replace(plan, compiled=True, compile_reason="it was long"))
-    (run.checkpoint(8) / "state").mkdir(parents=True)
-    manifest = {"mode": "full", "world_size": plan.world_size, "strategy": plan.strategy, "step": 8}
-    monkeypatch.setattr(runs.checkpoints, "newest_checkpoint", lambda run: (8, []))
-    monkeypatch.setattr(runs.checkpoints, "read_manifest", lambda run, step: manifest)
-    monkeypatch.setattr(runs, "launch", lambda run, spec, plan, **more: plans.append(plan))
-    for sets in ([], ["train.max_steps=20"], ["model.compile=true"]):
-        runs.resume(run.root, sets=sets)
+@pytest.fixture
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, bool], tuple[RunDir, list[LaunchPlan]]]:
+    """A run on a CPU, as if it had been planned with or without compiled blocks; and the plans with which it is
+    resumed.
+    """
+
+    def begin(value: str, compiled: bool) -> tuple[RunDir, list[LaunchPlan]]:
+        spec = parse_spec(raw(train={"max_steps": 10}, checkpoint={"mode": "full"}), [f"model.compile={value}"])
+        run, plans, plan = RunDir(tmp_path), [], make_plan(spec, facts())
+        runs.write_request(run, spec, msgspec.structs.replace(plan, compiled=compiled, compile_reason="it was long"))
+        (run.checkpoint(8) / "state").mkdir(parents=True)
+        manifest = {"mode": "full", "world_size": plan.world_size, "strategy": plan.strategy, "step": 8}
+        monkeypatch.setattr(runs.checkpoints, "newest_checkpoint", lambda run: (8, []))
+        monkeypatch.setattr(runs.checkpoints, "read_manifest", lambda run, step: manifest)
+        monkeypatch.setattr(runs, "launch", lambda run, spec, plan, **more: plans.append(plan))
+        return run, plans
+
+    return begin
+
+
+def test_resume_goes_on_as_the_run_did(begun: Callable[[str, bool], tuple[RunDir, list[LaunchPlan]]]) -> None:
+    """On a CPU `auto` alone would not compile."""
+    run, plans = begun("auto", True)
+    runs.resume(run.root)
+    runs.resume(run.root, sets=["train.max_steps=20"])
+    runs.resume(run.root, sets=["model.compile=true"])
     assert [plan.compiled for plan in plans] == [True] * 3
     assert [plan.compile_reason for plan in plans[:2]] == ["it was long"] * 2
     with pytest.raises(RequestError, match=r"trained with compiled blocks, .* --set model\.compile=true"):
@@ -159,13 +182,15 @@ def test_ranks_do_what_the_plan_says(value: str, planned: bool, remarks: int) ->
     plan = msgspec.structs.replace(make_plan(spec, facts()), compiled=planned, compile_reason="so it is")
     events, said = [], []
     log = SimpleNamespace(write=lambda name, **more: events.append((name, more)))
-    training = SimpleNamespace(spec=spec, model=spec.model, plan=plan, events=log, say=said.append)
-    assert (setup._compilation(training, classifier=False) is not None) is planned
+    here = SimpleNamespace(spec=spec, model=spec.model, plan=plan, events=log, say=said.append)
+    assert (setup._compilation(here, classifier=False) is not None) is planned
     assert len(events) == len(said) == remarks and all("so it is" in text for text in said)
 
 
 @pytest.mark.parametrize(("attempts", "compiled"), [((1,), False), ((1, 2), True)])
-def test_a_driver_that_plans_again_keeps_that_choice(tmp_path: Path, attempts: tuple[int, ...], compiled: bool) -> None:
+def test_a_driver_that_plans_again_keeps_what_an_earlier_attempt_did(
+    tmp_path: Path, attempts: tuple[int, ...], compiled: bool
+) -> None:
     """On a CPU `auto` alone would not compile."""
     run, spec = RunDir(tmp_path), parse_spec(raw())
     for attempt in attempts:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,16 +21,21 @@ from allranks.train.evaluation import EarlyStopping, evaluations_until
 @pytest.mark.parametrize(
     ("losses", "patience", "min_delta", "ends_after", "best"),
     [
-        ([3.0, 2.0, 2.5, 2.1, 1.0], 2, 0.0, 4, 2), ([3.0, 2.0, 2.5, 1.9, 2.0, 1.9], 2, 0.0, 6, 4),
-        ([3.0, 2.0, 2.5, 2.1], 3, 0.0, None, 2), ([3.0, 2.95, 2.9, 2.85], 2, 0.1, 3, 1),
-        ([3.0, 2.95, 2.89, 2.85], 2, 0.1, None, 3), ([3.0, math.nan, math.inf], 2, 0.0, 3, 1),
-        ([None, None], 2, 0.0, 2, 0), ([3.0, 2.0, 1.0], None, 0.0, None, 3),
+        ([3.0, 2.0, 2.5, 2.1, 1.0], 2, 0.0, 4, 2),
+        ([3.0, 2.0, 2.5, 1.9, 2.0, 1.9], 2, 0.0, 6, 4),
+        ([3.0, 2.0, 2.5, 2.1], 3, 0.0, None, 2),
+        ([3.0, 2.95, 2.9, 2.85], 2, 0.1, 3, 1),
+        ([3.0, 2.95, 2.89, 2.85], 2, 0.1, None, 3),
+        ([3.0, math.nan, math.inf], 2, 0.0, 3, 1),
+        ([None, None], 2, 0.0, 2, 0),
+        ([3.0, 2.0, 1.0], None, 0.0, None, 3),
     ],
-)  # fmt: skip
+)
 def test_the_end_and_the_best(
     losses: list[float | None], patience: int | None, min_delta: float, ends_after: int | None, best: int
 ) -> None:
-    stopping, ended = EarlyStopping(patience, min_delta), None
+    stopping = EarlyStopping(patience, min_delta)
+    ended = None
     for step, loss in enumerate(losses, 1):
         stopping.add(step, loss)
         if stopping.reason:
@@ -42,19 +46,25 @@ def test_the_end_and_the_best(
 
 def test_the_evaluation_before_the_first_step_does_not_count() -> None:
     stopping = EarlyStopping(1)
-    for step, loss in ((0, 0.5), (1, 3.0)):
-        stopping.add(step, loss)
+    stopping.add(0, 0.5)
+    stopping.add(1, 3.0)
     assert (stopping.best_step, stopping.reason) == (1, None)
 
 
-def evaluation(step: int, loss: float | None) -> dict[str, Any]:
-    return {"event": "eval", "step": step, "loss": loss}
-
-
 def test_earlier_attempts_count_without_what_was_repeated() -> None:
-    events = [evaluation(5, 3.0), {"event": "step", "step": 6}, evaluation(10, 2.0)]
-    events.append(evaluation(15, 1.0))  # after the checkpoint of step 10, from which the next attempt resumed
-    events += [{"event": "resume", "from_step": 10}, evaluation(15, 1.5), evaluation(20, None)]
+    events: list[dict[str, Any]] = [
+        {"event": "eval", "step": 5, "loss": 3.0},
+        {"event": "step", "step": 6},
+        {"event": "eval", "step": 10, "loss": 2.0},
+        {
+            "event": "eval",
+            "step": 15,
+            "loss": 1.0,
+        },  # after the checkpoint of step 10, from which the next attempt resumed
+        {"event": "resume", "from_step": 10},
+        {"event": "eval", "step": 15, "loss": 1.5},
+        {"event": "eval", "step": 20, "loss": None},
+    ]
     assert evaluations_until(events, 20) == [(5, 3.0), (10, 2.0), (15, 1.5), (20, None)]
     assert evaluations_until(events, 10) == [(5, 3.0), (10, 2.0)]
 
@@ -85,8 +95,10 @@ def test_room_is_not_made_from_the_best(tmp_path: Path, monkeypatch: pytest.Monk
     run = RunDir(tmp_path)
     for step, loss in ((1, 1.0), (2, 2.0), (3, 3.0)):
         saved(run, step, loss, keep=9)
-    usage = SimpleNamespace(free=12 << 20)
-    monkeypatch.setattr("allranks.train.checkpoint.commit.shutil.disk_usage", lambda path: usage)
+    free = 12 << 20
+    monkeypatch.setattr(
+        "allranks.train.checkpoint.commit.shutil.disk_usage", lambda path: type("Usage", (), {"free": free})()
+    )
     with pytest.raises(CheckpointError, match="are needed"):
         make_room(run, 25 << 20, keep_best=True)
     assert make_room(run, 18 << 20, keep_best=True) == [2]
@@ -130,8 +142,12 @@ def test_what_contradicts_is_refused_with_its_keys(sections: dict[str, Any], wor
 
 
 def test_metrics_say_the_best_and_the_early_end() -> None:
-    end = {"event": "early_stop", "step": 10, "reason": "because"}
-    story = [evaluation(0, 0.1), evaluation(5, 2.0), evaluation(10, None), end]
+    story: list[dict[str, Any]] = [
+        {"event": "eval", "step": 0, "loss": 0.1},
+        {"event": "eval", "step": 5, "loss": 2.0},
+        {"event": "eval", "step": 10, "loss": None},
+        {"event": "early_stop", "step": 10, "reason": "because"},
+    ]
     assert best_evaluation(story) == {"best_step": 5, "best_eval_loss": 2.0}
     assert early_stop(story) == {"step": 10, "reason": "because"}
     assert early_stop([*story, {"event": "step", "step": 11}]) is None  # continued by a resume

@@ -33,27 +33,29 @@ def found_in(tmp_path: Path, *lines: str) -> Diagnosis:
 
 
 INIT = [
-    f"n1:70{r}:70{r} [{r}] NCCL INFO {text}"
-    for r in (0, 1)
-    for text in (
-        "Bootstrap : Using ib0:10.2.0.1<0>",
-        *(f"Channel 0{c} : {r}[{r}] -> {1 - r}[{1 - r}] [send] via NET/IB/0" for c in (0, 1)),
-        f"ncclCommInitRank comm 0x5{r} rank {r} nranks 2 cudaDev {r} busId {r + 1}000 - Init COMPLETE",
-    )
-]
+    *(f"n1:70{r}:70{r} [{r}] NCCL INFO Bootstrap : Using ib0:10.2.0.1<0>" for r in (0, 1)),
+    *(f"n1:70{r}:71{r} [{r}] NCCL INFO Channel 0{c} : {r}[{r}] -> {1 - r}[{1 - r}] [send] via NET/IB/0" for r in (0, 1) for c in (0, 1)),
+    *((
+        f"n1:70{r}:71{r} [{r}] NCCL INFO ncclCommInitRank comm 0x5{r} rank {r} nranks 2 cudaDev {r} busId {r + 1}000 - "
+        "Init COMPLETE"
+    ) for r in (0, 1)),
+]  # fmt: skip
 
 
 def timeouts(seq: int) -> list[str]:
-    said = (lambda r: watchdog(r, seq=seq), lambda r: STATUS.format(rank=r, second=6, seq=seq, done=seq - 1))
-    return [line(r) for r in (0, 1) for line in said]
+    return [
+        line for r in (0, 1) for line in (watchdog(r, seq=seq), STATUS.format(rank=r, second=6, seq=seq, done=seq - 1))
+    ]
 
 
 def test_a_first_collective_that_times_out_after_init_complete(tmp_path: Path) -> None:
     """InfiniBand between GPUs of one node: the communicator is made over sockets, and the first data never arrive."""
     found = found_in(tmp_path, *INIT, *timeouts(1))
-    assert (found.findings[0].id, found.health.communicators_ready) == ("first_collective_failed", 2)
+    first = found.findings[0]
+    assert first.id == "first_collective_failed"
+    assert found.health.communicators_ready == 2
     assert any("within one node goes over the network" in text for text in found.health.advice)
-    assert "doctor --collectives" in found.findings[0].next_test
+    assert "doctor --collectives" in first.next_test
 
 
 def test_a_later_timeout_after_init_complete_is_not_called_the_first(tmp_path: Path) -> None:
@@ -71,9 +73,14 @@ def test_harmless_lines_of_a_good_run(tmp_path: Path) -> None:
     """As pynvml, DeepSpeed's launcher and NCCL's end leave them: replayed, since they take a GPU or an old package."""
     found = found_in(
         tmp_path,
-        "torch/cuda/__init__.py:61: FutureWarning: The pynvml package is deprecated. Please install nvidia-ml-py",
-        "[WARNING] [runner.py:215:fetch_hostfile] Unable to find hostfile, will proceed with training with local "
-        + "resources only.",
+        (
+            "torch/cuda/__init__.py:61: FutureWarning: The pynvml package is deprecated. Please install nvidia-ml-py "
+            "instead."
+        ),
+        (
+            "[WARNING] [runner.py:215:fetch_hostfile] Unable to find hostfile, will proceed with training with local "
+            "resources only."
+        ),
         "step 1/2 loss 2.10",
         "step 2/2 loss 2.01",
         "n1:700:700 [0] NCCL INFO comm 0x50 rank 0 nranks 2 cudaDev 0 busId 1000 - Abort COMPLETE",
@@ -82,8 +89,9 @@ def test_harmless_lines_of_a_good_run(tmp_path: Path) -> None:
     assert {b.id for b in found.benign} == {"deprecation_warning", "deepspeed_hostfile", "nccl_abort_complete"}
     assert all(b.why for b in found.benign)
     lost = "Some weights of {} were not initialized from the model checkpoint at /out and are newly initialized: ['x']"
-    classifier = found_in(tmp_path, lost.format("BertForSequenceClassification"))
-    assert [b.id for b in classifier.benign] == ["uninitialised_head"]
+    assert [b.id for b in found_in(tmp_path, lost.format("BertForSequenceClassification")).benign] == [
+        "uninitialised_head"
+    ]
     assert not found_in(tmp_path, lost.format("LlamaForCausalLM")).benign, "that is a checkpoint with a part missing"
 
 
@@ -121,11 +129,13 @@ def test_sbatch_is_given_the_secrets_that_its_script_does_not_hold(
         (tmp_path / "bin" / name).write_text(STANDS_FOR_SLURM.format(there=tmp_path))
         (tmp_path / "bin" / name).chmod(0o755)
     secrets = {"HF_TOKEN": "hf_secret0123456789", "DB_PASSWORD": "it's two words"}
-    for name in (*secrets, "A", "SLURM_JOB_ID", "SLURM_JOBID"):
+    for name in (*secrets, "A"):
         monkeypatch.setenv(name, "x")
         monkeypatch.delenv(name)  # so that it is taken out again after the test
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("SBATCH_EXPORT", site)
+    for name in ("SLURM_JOB_ID", "SLURM_JOBID"):
+        monkeypatch.delenv(name, raising=False)
     spec = spec_with(env={**secrets, "A": "seen"})
     run, plan = RunDir(tmp_path / "run"), make_plan(spec, facts())
     run.logs.mkdir(parents=True)
@@ -135,66 +145,75 @@ def test_sbatch_is_given_the_secrets_that_its_script_does_not_hold(
     assert {name: given.get(name) for name in secrets} == secrets
     assert sorted(given["SBATCH_EXPORT"].split(",")) == (["ALL"] if site == "ALL" else ["DB_PASSWORD", "HF_TOKEN"])
     script = run.sbatch.read_text()
-    assert "export A=seen" in script and not any(secret in script for secret in secrets.values())
+    assert "export A=seen" in script
+    assert not any(secret in script for secret in secrets.values())
 
 
-def test_a_run_in_the_background_gets_secrets_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_in_the_background_gets_the_secrets_that_its_folder_does_not_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its follower, which is not started here, reads the spec from the run folder."""
-    secrets = {"HF_TOKEN": "hf_secret0123456789", "HTTPS_PROXY": "http://me:pw@proxy:3128"}
-    env = {**secrets, "A": "seen"}
+    env = {"HF_TOKEN": "hf_secret0123456789", "HTTPS_PROXY": "http://me:pw@proxy:3128", "A": "seen"}
     spec = parse_spec({"model": {"name": "tiny:mistral"}, "data": {"source": "x.json"}, "cluster": {"env": env}})
-    run, plan, given = RunDir(tmp_path / "run"), make_plan(spec, facts()), dict[str, str]()
+    run, plan, given = RunDir(tmp_path / "run"), make_plan(spec, facts()), {}
     run.logs.mkdir(parents=True)
     runs.write_request(run, spec, plan)
     for name in env:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("allranks.cli.run.subprocess.Popen", lambda command, **more: given.update(more["env"]))
+    monkeypatch.setattr("allranks.cli.run.subprocess.Popen", lambda command, **how: given.update(how["env"]))
     _detach(run, plan, PreparedRun(spec), as_json=True)
-    assert {name: given.get(name) for name in secrets} == secrets
+    assert {name: given.get(name) for name in ("HF_TOKEN", "HTTPS_PROXY")} == {
+        k: env[k] for k in ("HF_TOKEN", "HTTPS_PROXY")
+    }
     files = "".join(path.read_text() for path in run.root.rglob("*") if path.is_file())
     assert "seen" in files and "hf_secret" not in files and "me:pw" not in files
 
 
 def test_commands_for_people_say_what_they_cannot_hold(tmp_path: Path) -> None:
-    env, hosts = {"HF_TOKEN": "hf_secret0123456789", "A": "^lo,docker0"}, ["10.0.0.1", "10.0.0.2"]
+    env = {"HF_TOKEN": "hf_secret0123456789", "A": "^lo,docker0"}
+    hosts = ["10.0.0.1", "10.0.0.2"]
     spec = spec_with(launcher="hosts", hosts=hosts, env=env, modules=["cuda/12.4"], setup=["ulimit -n 65536"])
-    run = RunDir(tmp_path)
-    run.logs_of(1).mkdir(parents=True)
-    job = get_launcher("hosts").start(run, spec, make_plan(spec, facts()), 1, {})
+    RunDir(tmp_path).logs_of(1).mkdir(parents=True)
+    job = get_launcher("hosts").start(RunDir(tmp_path), spec, make_plan(spec, facts()), 1, {})
     try:
         said = job.news() or ""
     finally:
         job.kill()
         assert job.poll() == 1  # no node has joined; the control channel is closed
-    assert not run.channel(1).exists()
+    assert not RunDir(tmp_path).channel(1).exists()
     before = [line.split(":  ")[1] for line in said.splitlines() if line.startswith("  before, on each node:")]
-    export = "export HF_TOKEN=...  (a secret, not contained in the commands)"
-    assert before == [export, "module load cuda/12.4", "ulimit -n 65536"]
-    assert said.count("A='^lo,docker0'") == 2 and "hf_secret" not in said
+    assert before == [
+        "export HF_TOKEN=...  (a secret, not contained in the commands)",
+        "module load cuda/12.4",
+        "ulimit -n 65536",
+    ]
+    assert said.count("A='^lo,docker0'") == 2
+    assert "hf_secret" not in said
 
 
 def the_batch_script(
-    root: Path, modules: Sequence[str] = (), setup: Sequence[str] = (), **env: str
-) -> tuple[subprocess.CompletedProcess[str], str, dict[str, Any]]:
-    """Bash really runs it; in the driver's place stands a program that prints the environment. Return also all that was
-    printed, and the driver's record, if there is one."""
-    run, spec = RunDir(root), spec_with(modules=list(modules), setup=list(setup))
+    run: RunDir, modules: list[str], env: dict[str, str], setup: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Bash really runs it; in the driver's place stands a program that prints the environment."""
+    spec = spec_with(modules=modules, setup=list(setup))
     run.logs.mkdir(parents=True, exist_ok=True)
-    text = render_batch_script(spec, make_plan(spec, facts()), run, "/usr/bin/printenv")
-    text = text.replace(f"-m allranks.launch.driver {run.root}", "HERE")
-    env = {"PATH": os.environ["PATH"], **env}
-    done = subprocess.run(["bash", "-c", text], env=env, capture_output=True, text=True, timeout=20)
-    record: Any = read_json(run.logs / "driver.json") if (run.logs / "driver.json").exists() else {}
-    return done, done.stdout + done.stderr, record
+    text = render_batch_script(spec, make_plan(spec, facts()), run, "/usr/bin/printenv").replace(
+        "-m allranks.launch.driver " + str(run.root), "HERE"
+    )
+    return subprocess.run(
+        ["bash", "-c", text], env={"PATH": os.environ["PATH"], **env}, capture_output=True, text=True, timeout=20
+    )
 
 
 def test_a_node_without_a_module_system_is_told_apart(tmp_path: Path) -> None:
+    nowhere = {"MODULESHOME": str(tmp_path), "LMOD_PKG": str(tmp_path)}
     if any(Path(f"/etc/profile.d/{name}.sh").exists() for name in ("lmod", "modules")):
         pytest.skip("this machine has a module system")
-    nowhere = {"MODULESHOME": str(tmp_path), "LMOD_PKG": str(tmp_path)}
-    done, _, record = the_batch_script(tmp_path, ["cuda/12.1"], **nowhere)
-    assert (done.returncode, record["state"], record["exit_code"]) == (3, "failed", 3)
-    assert "no `module` command" in record["message"] and record["message"] in done.stdout
+    done = the_batch_script(RunDir(tmp_path), ["cuda/12.1"], nowhere)
+    assert done.returncode == 3
+    verdict: Any = read_json(RunDir(tmp_path).logs / "driver.json")
+    assert (verdict["state"], verdict["exit_code"]) == ("failed", 3)
+    assert "no `module` command" in verdict["message"] and verdict["message"] in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -206,9 +225,10 @@ def test_a_node_without_a_module_system_is_told_apart(tmp_path: Path) -> None:
     ],
 )
 def test_a_line_of_setup_that_fails_is_named(tmp_path: Path, setup: list[str], code: int, said: str) -> None:
-    done, output, record = the_batch_script(tmp_path, setup=setup)
-    assert done.returncode == 3, output
-    assert record["message"] == f"cluster.setup: `{said}` ended with exit code {code} on the job's first node"
+    done = the_batch_script(RunDir(tmp_path), [], {}, setup)
+    assert done.returncode == 3, done.stderr
+    verdict: Any = read_json(RunDir(tmp_path).logs / "driver.json")
+    assert verdict["message"] == f"cluster.setup: `{said}` ended with exit code {code} on the job's first node"
 
 
 def test_modules_in_the_wrong_order_are_refused_by_a_real_module_system(tmp_path: Path) -> None:
@@ -221,11 +241,14 @@ def test_modules_in_the_wrong_order_are_refused_by_a_real_module_system(tmp_path
     (tmp_path / "all" / "external" / "1").write_text(f"#%Module\nprepend-path MODULEPATH {tmp_path}/more\n")
     (tmp_path / "more" / "anaconda" / "2024").write_text("#%Module\nsetenv HERE loaded\n")
     env = {"MODULESHOME": str(home), "LMOD_PKG": str(tmp_path), "MODULEPATH": str(tmp_path / "all")}
-    done, output, record = the_batch_script(tmp_path / "a", ["anaconda", "external"], **env)
-    assert done.returncode == 3 and "`module load anaconda` failed" in record["message"], output
-    assert found_in(tmp_path, output).findings[0].id == "library_missing"
-    done, output, _ = the_batch_script(tmp_path / "b", ["external", "anaconda"], **env)
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "loaded"), output
-    done, _, _ = the_batch_script(tmp_path / "c", ["external", "nosuch/3"], **env)
-    assert done.returncode == 3
-    assert "`module load nosuch/3` failed on the job's first node, after external" in done.stdout
+    done = the_batch_script(RunDir(tmp_path / "a"), ["anaconda", "external"], env)
+    verdict: Any = read_json(RunDir(tmp_path / "a").logs / "driver.json")
+    assert done.returncode == 3 and "`module load anaconda` failed" in verdict["message"], done.stderr
+    (tmp_path / "job.out").write_text(done.stdout + done.stderr)
+    assert diagnose([tmp_path / "job.out"]).findings[0].id == "library_missing"
+    done = the_batch_script(RunDir(tmp_path / "b"), ["external", "anaconda"], env)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "loaded"), done.stderr
+    done = the_batch_script(RunDir(tmp_path / "c"), ["external", "nosuch/3"], env)
+    assert (
+        done.returncode == 3 and "`module load nosuch/3` failed on the job's first node, after external" in done.stdout
+    )

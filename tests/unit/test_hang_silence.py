@@ -1,11 +1,10 @@
-"""What counts as silence, what follows an alarm on each node, what is recorded of a rank, and the heartbeat that ranks
-write. Pages and clocks are set by hand, except in some tests that watch real processes."""
+"""What counts as silence, what follows an alarm on each node, and what is recorded of a rank. Pages and clocks are set
+by hand, except in the last tests, which watch real processes."""
 
 from __future__ import annotations
 
 import json
 import logging
-import mmap
 import os
 import signal
 import socket
@@ -15,15 +14,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import msgspec
 import pytest
 
-from allranks.analysis.stacks import StackFrame, blocking_location
+from allranks.analysis.stacks import StackFrame, blocking_location, main_thread_frames
 from allranks.errors import SpecError
 from allranks.launch.channel import AgentLink
 from allranks.launch.channel_protocol import RUNNING, AgentReport, Orders
@@ -37,15 +34,7 @@ from allranks.launch.supervisor import Supervisor
 from allranks.planning.planner import limits_of
 from allranks.planning.records import Limits
 from allranks.rundir.files import read_json
-from allranks.rundir.heartbeat import (
-    _LENGTH,
-    _SEQUENCES,
-    PAGE_SIZE,
-    Heartbeat,
-    HeartbeatPage,
-    HeartbeatWriter,
-    page_paths,
-)
+from allranks.rundir.heartbeat import Heartbeat, HeartbeatPage, HeartbeatWriter, page_paths
 from allranks.rundir.paths import RunDir
 from allranks.spec.loader import parse_spec
 from allranks.train import rank_hooks
@@ -80,19 +69,50 @@ class InProcessDriver:
             self.supervisor.evidence(found)
 
 
-class Watch(HangMonitor):
-    """The watch of a node, which records its alarms and when it ended its ranks. It sees this evidence; without any, it
-    cannot write. The driver receives everything and never answers, unless another is given."""
+class DeafChannel:
+    """A driver that receives everything and never answers."""
 
-    def __init__(self, folder: Path, ranks: int = 1, *, node: int = 0, sees: Any = None, **more: Any) -> None:
+    def __init__(self) -> None:
+        self.orders = Orders()
+        self.alarms: dict[int, HangAlarm] = {}
+        self.sent: list[NodeEvidence] = []
+
+    def send_evidence(self, found: NodeEvidence) -> None:
+        self.sent.append(found)
+
+
+class Looker:
+    """In a collector's place."""
+
+    def __init__(self, evidence: NodeEvidence | None = None) -> None:
+        self._evidence = evidence
+
+    def node(self, pages: Any, beats: Any) -> NodeEvidence:
+        if self._evidence is None:
+            raise OSError(28, "No space left on device")
+        return self._evidence
+
+
+class Watch(HangMonitor):
+    """The watch of a node, which records its alarms and when it ended its ranks."""
+
+    def __init__(
+        self,
+        folder: Path,
+        ranks: int = 1,
+        *,
+        node: int = 0,
+        collector: Any = None,
+        channel: Any = None,
+        limits: Limits = Limits(step_s=10.0, long_s=50.0),  # noqa: B008 - frozen
+        **more: Any,
+    ) -> None:
         run = RunDir(folder)
         for place in (run.events, run.logs_of(1)):
             place.mkdir(parents=True, exist_ok=True)
         self.raised: list[HangAlarm | None] = []
         self.ended: list[float] = []
-        self.channel = channel = more.pop("channel", None) or Mock(orders=Orders(), alarms={})
-        looks = Mock(return_value=sees) if sees else Mock(side_effect=OSError(28, "No space left on device"))
-        arguments = {"limits": Limits(step_s=10.0, long_s=50.0), "collector": Mock(node=looks), **more}
+        channel = channel or DeafChannel()
 
         def raise_alarm(alarm: HangAlarm | None) -> None:
             self.raised.append(alarm)
@@ -100,8 +120,8 @@ class Watch(HangMonitor):
 
         self.pages = {r: HeartbeatPage() for r in range(node * ranks, (node + 1) * ranks)}
         watched = WatchedNode(run, 1, node, f"n{node}", f"n{node}", self.pages)
-        arguments |= {"raise_alarm": raise_alarm, "end": lambda: self.ended.append(time.time())}
-        super().__init__(watched, channel=channel, **arguments)
+        end = lambda: self.ended.append(time.time())  # noqa: E731
+        super().__init__(watched, limits, collector or Looker(), channel, raise_alarm=raise_alarm, end=end, **more)
 
     def pulse(self, rank: int = 0, phase: str = "train") -> HeartbeatWriter:
         """Of a rank that has begun its second step."""
@@ -149,7 +169,9 @@ def test_ranks_that_are_done_and_those_that_wait_for_one_that_died_raise_none(tm
     assert [alone.alarm_at(later_s) for later_s in (99.0, 199.0)] == [None, None]
 
 
-def test_own_programs_raise_their_alarm_once_and_withdraw_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_own_program_raises_its_alarm_once_and_withdraws_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(procfs, "work_of", lambda pid: procfs.ProcessWork())
     watch, script = Watch(tmp_path, 2), ScriptSilence(Limits(step_s=10.0, long_s=40.0), "cpu")
     pulses = [watch.pulse(rank, phase="script") for rank in (0, 1)]
@@ -173,13 +195,18 @@ def test_own_programs_raise_their_alarm_once_and_withdraw_it(tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("device", "phase", "does", "silent"),
     [
-        ("cuda", "build", "waits for the GPU", True), ("cuda", "first step", "waits for the GPU", True),
-        ("cuda", "prepare", "tokenizes", False), ("cuda", "first step", "compiles in a child", False),
-        ("cuda", "build", "calls collectives", False), ("cuda", "evaluate", "writes lines", False),
-        ("cuda", "save", "reads", False), ("cpu", "prepare", "computes", False), ("cpu", "prepare", "reads", False),
+        ("cuda", "build", "waits for the GPU", True),
+        ("cuda", "first step", "waits for the GPU", True),
+        ("cuda", "prepare", "tokenizes", False),
+        ("cuda", "first step", "compiles in a child", False),
+        ("cuda", "build", "calls collectives", False),
+        ("cuda", "evaluate", "writes lines", False),
+        ("cuda", "save", "reads", False),
+        ("cpu", "prepare", "computes", False),
+        ("cpu", "prepare", "reads", False),
         ("cpu", "prepare", "does next to nothing", True),
     ],
-)  # fmt: skip
+)
 def test_in_long_phases_a_process_that_works_is_not_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, phase: str, does: str, silent: bool
 ) -> None:
@@ -204,7 +231,9 @@ def evidence(node: int, **more: Any) -> NodeEvidence:
     return NodeEvidence(node=node, host=f"n{node}", time=1.0, ranks=[RankEvidence(rank=node, **usual)])
 
 
-def test_at_an_alarm_of_one_node_all_are_examined_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_alarm_of_one_node_has_all_examined_the_driver_judges_once_and_all_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only node 1 notices the silence. The others examine their ranks because the driver asks for it."""
     monkeypatch.setattr(hang_watch, "LOOK_S", 0.02)
     monkeypatch.setattr("allranks.launch.supervisor.ALL_ANSWER_S", 1000.0)  # complete evidence is judged at once
@@ -212,7 +241,7 @@ def test_at_an_alarm_of_one_node_all_are_examined_and_end(tmp_path: Path, monkey
     driver = InProcessDriver(run, {r: f"n{r}" for r in range(3)}, 3)
     nodes = [evidence(0), evidence(1, stack=READS, part="data"), evidence(2)]
     limits = [Limits(step_s=0.3 if n == 1 else 60.0, long_s=60.0) for n in range(3)]
-    watches = [Watch(tmp_path, node=n, sees=nodes[n], channel=driver, limits=limits[n]) for n in range(3)]
+    watches = [Watch(tmp_path, node=n, collector=Looker(nodes[n]), channel=driver, limits=limits[n]) for n in range(3)]
     for n, watch in enumerate(watches):
         watch.pulse(n)
         watch.start()
@@ -227,7 +256,9 @@ def test_at_an_alarm_of_one_node_all_are_examined_and_end(tmp_path: Path, monkey
     assert driver.orders.end == "ranks made no progress"
 
 
-def test_own_programs_are_examined_once_both_nodes_are_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_own_program_is_examined_once_both_nodes_are_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hang_watch, "LOOK_S", 0.02)
     monkeypatch.setattr(procfs, "work_of", lambda pid: procfs.ProcessWork())
     run, limits, watches = RunDir(tmp_path), Limits(step_s=0.3, long_s=60.0), []
@@ -235,7 +266,7 @@ def test_own_programs_are_examined_once_both_nodes_are_silent(tmp_path: Path, mo
     for n, (last, stack) in enumerate(((2, BARRIER), (1, ("/u/rows.py:read",)))):
         seen = {"phase": "script", "step": None, "sequences": {"default_pg": last}, "stack": READS if n else WAITS}
         more: dict[str, Any] = {"limits": limits, "script": ScriptSilence(limits, "cpu")}
-        watches.append(Watch(tmp_path, node=n, sees=evidence(n, **seen), channel=driver, **more))
+        watches.append(Watch(tmp_path, node=n, collector=Looker(evidence(n, **seen)), channel=driver, **more))
         watches[-1].pulse(n, phase="script").alive({"default_pg": 1}, stack)
         watches[-1].start()
     for _ in range(15):  # it speaks for 1.5 s, longer than the limit
@@ -258,25 +289,36 @@ def test_ranks_that_hang_are_ended_whatever_fails_after_the_alarm(
 ) -> None:
     monkeypatch.setattr(hang_watch, "LOOK_S", 0.01)
     monkeypatch.setattr(hang_watch, "VERDICT_S", 0.2)
+    channel = DeafChannel()
+    if fails == "channel":
+        monkeypatch.setattr(channel, "send_evidence", lambda found: (_ for _ in ()).throw(OSError(9, "closed")))
     if fails == "run folder":
         (tmp_path / "hang").write_text("a file is where the folder must be, as on a disk that takes nothing more")
-    watch = Watch(tmp_path, sees=None if fails == "collector" else evidence(0), limits=SHORT)
-    watch.channel.send_evidence.side_effect = OSError(9, "closed") if fails == "channel" else None
+    looker = Looker(None if fails == "collector" else evidence(0))
+    watch = Watch(tmp_path, collector=looker, channel=channel, limits=SHORT)
     watch.pulse()
     with caplog.at_level(logging.WARNING):
         watch.to_the_end()
     assert len(watch.ended) == 1
     assert "the evidence of n0 is incomplete" in caplog.text
     if fails == "run folder":
-        assert watch.channel.send_evidence.call_args.args[0].node == 0  # the driver has it nevertheless
+        assert [e.node for e in channel.sent] == [0]  # the driver has it nevertheless
 
 
-def test_looks_may_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_look_that_fails_does_not_end_the_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(hang_watch, "LOOK_S", 0.01)
     monkeypatch.setattr(hang_watch, "VERDICT_S", 0.1)
     fails = [OSError(24, "Too many open files"), KeyError("phase"), RuntimeError("any other")]
-    monkeypatch.setattr(procfs, "has_ended", Mock(side_effect=chain(fails, repeat(False))))
-    watch = Watch(tmp_path, sees=evidence(0), limits=SHORT)
+
+    def has_ended(pid: int) -> bool:
+        if fails:
+            raise fails.pop(0)
+        return False
+
+    monkeypatch.setattr(procfs, "has_ended", has_ended)
+    watch = Watch(tmp_path, collector=Looker(evidence(0)), limits=SHORT)
     watch.pulse()
     with caplog.at_level(logging.WARNING):
         watch.to_the_end()
@@ -285,9 +327,11 @@ def test_looks_may_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog:
 
 
 def test_a_watch_that_is_stopped_within_an_examination_waits_no_longer(tmp_path: Path) -> None:
-    watch = Watch(tmp_path, sees=evidence(0), channel=Mock(orders=Orders(collect=ALARM), alarms={}))
+    channel = DeafChannel()
+    channel.orders = Orders(collect=ALARM)
+    watch = Watch(tmp_path, collector=Looker(evidence(0)), channel=channel)
     watch.start()
-    until(lambda: watch.channel.send_evidence.called)
+    until(lambda: channel.sent)
     began = time.monotonic()
     watch.stop()
     assert time.monotonic() - began < hang_watch.VERDICT_S / 2
@@ -363,10 +407,36 @@ def test_limits() -> None:
     assert of(600, None, **script) is None
 
 
-DUMP = """Thread 0x01 (most recent call first):
-  File "{}", line {} in f
-  File "/home/u/{}/train.py", line 1 in <module>
+FAULTHANDLER = """Thread 0x00007f01 (most recent call first):
+  File "/repo/src/allranks/train/rank_hooks.py", line 56 in _live
+  File "/usr/lib/python3.11/threading.py", line 982 in run
+
+Thread 0x00007f02 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 320 in wait
+  File "/home/u/rows.py", line 12 in load
+  File "/repo/src/allranks/train/loop.py", line 80 in _step
+  File "/repo/src/allranks/launch/rank.py", line 40 in main
+  File "<frozen runpy>", line 198 in _run_module_as_main
 """
+PY_SPY = """Process 41: python train.py
+Python v3.11.7 (/usr/bin/python3.11)
+
+Thread 41 (idle): "MainThread"
+    read (rows.py:9)
+    main (/home/u/train.py:80)
+Thread 50 (active): "other"
+    run (/home/u/other.py:1)
+"""
+
+
+def test_the_main_thread_of_a_dump_and_its_line() -> None:
+    where = "/home/u/rows.py:12 in load (within /usr/lib/python3.11/threading.py:320 wait)"
+    assert blocking_location(main_thread_frames(FAULTHANDLER)) == where
+    assert blocking_location(main_thread_frames(PY_SPY)) == "rows.py:9 in read"
+    assert main_thread_frames("nothing of the kind\n") == []
+
+
+DUMP = 'Thread 0x01 (most recent call first):\n  File "{}", line {} in f\n  File "/home/u/{}/train.py", line 1 in <module>\n'
 SECRET = "hf_" + "0123456789abcdefghij"  # a token stands in a path, and so in every frame
 
 
@@ -514,140 +584,3 @@ def test_the_watch_takes_stacks_of_a_silent_process_and_the_driver_judges(tmp_pa
     written = [*run.hang(1).iterdir(), run.events_of(1)]
     assert len(written) >= 5 and not any(SECRET in path.read_text() for path in written)
     assert [len(e.ranks) for e in driver.sent] == [2] and SECRET not in msgspec.json.encode(driver.sent).decode()
-
-
-IMPORTS_TORCH = """
-import os, sys, threading, time
-from pathlib import Path
-from allranks.train import rank_hooks
-from allranks.rundir.heartbeat import HeartbeatPage, page_paths
-from allranks.rundir.paths import RunDir
-rank_hooks.HEARTBEAT_INTERVAL_S = 0.0002
-page = HeartbeatPage()
-os.environ["ALLRANKS_PULSE"], os.environ["LOCAL_RANK"] = page_paths([page]), "0"
-rank_hooks.start_rank_hooks(RunDir(Path(sys.argv[1])), 1, 0)
-import torch.distributed
-before = page.read().alive_beats
-time.sleep(0.2)
-after = page.read()
-print(any(t.name == "allranks-pulse" for t in threading.enumerate()), after.alive_beats > before, repr(after.monitor_error))
-"""
-
-
-@pytest.fixture
-def page(monkeypatch: pytest.MonkeyPatch) -> HeartbeatPage:
-    """A page on which the heartbeat of this process beats."""
-    made, beats = HeartbeatPage(), HeartbeatWriter()
-    beats.open(page_paths([made]).partition(":")[0])
-    beats.phase("start")
-    monkeypatch.setattr(rank_hooks, "heartbeat", beats)
-    return made
-
-
-def read(page: HeartbeatPage) -> Heartbeat:
-    beat = page.read()
-    assert beat is not None
-    return beat
-
-
-def test_torch_may_be_imported_while_the_heartbeat_runs(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", IMPORTS_TORCH, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.stdout, done.stderr) == ("True True ''\n", "")
-
-
-def test_a_rank_is_asked_for_its_record_and_answers(page: HeartbeatPage) -> None:
-    beats, states = rank_hooks.heartbeat, []
-    for change in (lambda: None, page.ask, beats.answered):
-        change()
-        states.append((beats.asked, page.answered))
-    assert states == [(False, False), (True, False), (False, True)]
-
-
-@pytest.mark.parametrize(("text", "size"), [('{"default', 9), ("{}", PAGE_SIZE), ("{}", -1)])
-def test_a_page_that_is_half_written_is_read_as_far_as_it_goes(page: HeartbeatPage, text: str, size: int) -> None:
-    rank_hooks.heartbeat.phase("train")
-    with mmap.mmap(page.fd, PAGE_SIZE) as raw:
-        _SEQUENCES.write(raw, text)
-        _LENGTH.pack_into(raw, _SEQUENCES.at, size)
-    assert (read(page).phase, read(page).sequences) == ("first step", {})
-
-
-def test_a_failure_of_the_heartbeat_is_on_the_page_until_it_is_over(
-    page: HeartbeatPage, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def state() -> tuple[int, str, dict[str, int]]:
-        return read(page).alive_beats, read(page).monitor_error, read(page).sequences
-
-    assert state() == (0, "", {})
-    monkeypatch.setattr(rank_hooks, "_sequences", Mock(side_effect=AttributeError("module has no attribute")))
-    rank_hooks._report(Path("unused"))
-    assert state() == (1, "AttributeError: module has no attribute", {})
-    monkeypatch.setattr(rank_hooks, "_sequences", lambda: {"default_pg": 4})
-    rank_hooks._report(Path("unused"))
-    assert state() == (2, "", {"default_pg": 4})
-    assert capfd.readouterr() == ("", "")
-
-
-def test_the_agent_is_answered_although_the_record_fails(page: HeartbeatPage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_hooks, "_write_flight_record", Mock(side_effect=MemoryError()))
-    page.ask()
-    rank_hooks._report(Path("unused"))
-    assert page.answered
-    assert read(page).monitor_error.startswith("MemoryError")
-
-
-def test_the_thread_survives_and_records_what_ended_a_report(
-    page: HeartbeatPage, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    calls: list[int] = []
-    survived = threading.Event()
-
-    def fails(*_: Any) -> None:
-        calls.append(1)
-        if len(calls) == 5:
-            survived.set()
-            threading.Event().wait()  # this thread has shown what it was to show
-        raise RuntimeError
-
-    monkeypatch.setattr(rank_hooks, "HEARTBEAT_INTERVAL_S", 0.001)
-    monkeypatch.setattr(rank_hooks, "_report", fails)
-    threading.Thread(target=rank_hooks._heartbeat_loop, args=(Path("unused"),), daemon=True).start()
-    assert survived.wait(20)
-    assert read(page).monitor_error.startswith("RuntimeError")
-    assert capfd.readouterr().err == ""
-
-
-def test_a_thread_that_cannot_be_started_is_told_and_ends_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    made, beats = HeartbeatPage(), HeartbeatWriter()
-    monkeypatch.setattr(rank_hooks, "heartbeat", beats)
-    monkeypatch.setenv("ALLRANKS_PULSE", page_paths([made]))
-    monkeypatch.setenv("LOCAL_RANK", "0")
-
-    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
-    rank_hooks.start_rank_hooks(rank_hooks.RunDir(tmp_path), 1, 0)
-    assert (read(made).phase, read(made).alive_beats) == ("start", 0)
-    assert read(made).monitor_error == "RuntimeError: can't start new thread"
-    assert capfd.readouterr() == ("", "")
-
-
-def test_texts_of_a_page_are_cut_and_do_not_run_into_each_other(page: HeartbeatPage) -> None:
-    beats = rank_hooks.heartbeat
-    beats.monitor_error("m" * 5000)
-    beats.failure("é" * 5000)
-    beats.alive({f"group {i}": i for i in range(20000)}, ["s" * 40000])
-    found = read(page)
-    assert set(found.monitor_error) == {"m"}
-    assert set(found.failure.rstrip("\ufffd")) == {"é"}
-    assert (found.phase, found.sequences) == ("start", {})  # more groups than there is room for
-    beats.alive({"default_pg": 3})
-    assert read(page).sequences == {"default_pg": 3}
-    assert set("".join(found.stack)) == {"s"}
-    assert read(page).stack == ()
-    beats.step(3)
-    time.sleep(0.01)
-    beats.part("data")
-    beats.step(4)
-    assert (read(page).step, read(page).part) == (4, "")  # the last part of a step is not the first of the next

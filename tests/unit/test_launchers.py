@@ -20,21 +20,19 @@ from allranks.spec.launchers import LAUNCHERS
 HEAVY = ["allranks.launch.supervisor", "allranks.launch.channel", "allranks.nodes.slurm", "jinja2", "torch", "asyncio"]
 
 
-CODE = f"""
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_a_launcher_loads_what_starts_jobs_only_when_it_starts_one(name: str) -> None:
+    code = f"""
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from allranks.launch import preview
 from allranks.launch.launchers import get_launcher
-get_launcher(sys.argv[1])
+get_launcher({name!r})
 print([m for m in {HEAVY!r} if m in sys.modules])
 """
-
-
-@pytest.mark.parametrize("name", LAUNCHERS)
-def test_a_launcher_loads_what_starts_jobs_only_when_it_starts_one(name: str) -> None:
-    command = [sys.executable, "-c", CODE, name]
-    assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip() == "[]"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
 
 
 def test_the_launcher_of_a_run_is_known_by_what_it_left(tmp_path: Path) -> None:
@@ -68,6 +66,9 @@ def names_compared(text: str) -> Iterator[str]:
 
 def test_nothing_compares_a_launcher_with_a_name() -> None:
     source = Path(allranks.__file__).parent
-    files = sorted(source.rglob("*.py"))
-    problems = [f"{file.relative_to(source)} {text}" for file in files for text in names_compared(file.read_text())]
-    assert not problems, "\n".join(problems)
+    found = [
+        f"{file.relative_to(source)} {problem}"
+        for file in sorted(source.rglob("*.py"))
+        for problem in names_compared(file.read_text())
+    ]
+    assert not found, "\n".join(found)

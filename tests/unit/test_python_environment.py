@@ -35,23 +35,28 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def output_of(*command: str, cwd: Path) -> str:
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+def prefix_of(command: list[str]) -> str:
+    ask = [*command, "-c", "import sys; print(sys.prefix)"]
+    return subprocess.run(ask, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
 
 
 @pytest.mark.parametrize("tail", ["", "bin/python3"])
 def test_every_launcher_starts_the_python_that_is_named(environment: Path, tmp_path: Path, tail: str) -> None:
     """Their commands are run up to the Python that they start, which tells its environment."""
-    wanted, tell = str(environment / tail) if tail else str(environment), "import sys; print(sys.prefix)"
+    wanted = str(environment / tail) if tail else str(environment)
     spec = spec_of(tmp_path, wanted)
     run, plan = RunDir(tmp_path / "run"), make_plan(spec, facts())
     _, python = environment_commands(wanted, sys.executable)
-    assert output_of(*in_environment(wanted, python), "-c", tell, cwd=tmp_path) == str(environment)
+    assert prefix_of(in_environment(wanted, python)) == str(environment)
     batch = render_batch_script(spec, plan, run, sys.executable)
     (by_hand,) = node_commands(spec, run, plan, folder=tmp_path)
+    tell = "-c 'import sys; print(sys.prefix)'"
     for text, module in ((batch, "-m allranks.launch.driver"), (by_hand, "-m allranks.launch.agent")):
-        command = text[: text.index(module)] + f"-c '{tell}'"
-        assert output_of("bash", "-c", command, cwd=tmp_path).splitlines()[-1] == str(environment), text
+        at = text.index(module)
+        done = subprocess.run(
+            ["bash", "-c", text[:at] + tell], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+        )
+        assert done.stdout.splitlines()[-1] == str(environment), text
 
 
 def test_a_missing_one_is_refused_with_key_and_file(tmp_path: Path) -> None:
@@ -88,8 +93,8 @@ def test_a_program_that_is_not_there_is_refused(
 
 
 def test_plan_shows_the_program_without_its_secrets(tmp_path: Path) -> None:
-    args = "[--api-key, sk-abcdefghijklmnopqrstuvwxyz123456, a b]"
     (tmp_path / "own.py").write_text("")
+    args = "[--api-key, sk-abcdefghijklmnopqrstuvwxyz123456, a b]"
     (tmp_path / "s.yaml").write_text(f"script: {{module: own, args: {args}, workdir: {tmp_path}, grace_s: 7}}\n")
     done = allranks("plan", "s.yaml", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -99,7 +104,9 @@ def test_plan_shows_the_program_without_its_secrets(tmp_path: Path) -> None:
     assert "abcdefghij" not in done.stdout
 
 
-def test_one_without_allranks_is_refused_at_once(environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_without_allranks_is_refused_before_anything_starts(
+    environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
     with pytest.raises(EnvironmentNotAble, match=r"cluster\.python .*my env has no allranks"):
         ask_interpreter(str(environment), [])

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
-import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +11,32 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from allranks.errors import DataError
 from allranks.planning.records import BatchPlan
 from allranks.spec import parse_spec
-from allranks.spec.records import DataSpec, EvalSpec, TrainSpec
-from allranks.train.benchmark import reference
+from allranks.spec.records import TrainSpec
 from allranks.train.benchmark.baseline import uneven_shape
-from allranks.train.benchmark.reference import PlainModule, PlainRow, PlannedRows, Variant, plain_sequences
-from allranks.train.data.batch_feed import BatchFeed
-from allranks.train.data.batches import SampleOrder, collate, collate_labelled, noise_batch, prepared_noise
-from allranks.train.data.prepared import PreparedData, TokenSet
+from allranks.train.benchmark.reference import (
+    PlainModule,
+    PlainRow,
+    PlainTrainer,
+    PlannedRows,
+    Variant,
+    plain_module,
+    plain_rate,
+    plain_sequences,
+    without_random_numbers,
+)
+from allranks.train.data.batches import SampleOrder
+from allranks.train.data.prepared import PreparedData
 from allranks.train.loop import learning_rate
 from allranks.train.models import adapters
 from allranks.train.tasks import task_of, whole_model
 
-INSTRUCTIONS = {"source": "builtin:instructions", "subset": 90, "max_length": 80}
 DATA: dict[str, dict[str, Any]] = {
-    "isolated": {"data": INSTRUCTIONS},
-    "wrapped": {"data": {**INSTRUCTIONS, "packing": "wrapped"}},
+    "isolated": {"data": {"source": "builtin:instructions", "subset": 90, "max_length": 80}},
+    "wrapped": {"data": {"source": "builtin:instructions", "subset": 90, "max_length": 80, "packing": "wrapped"}},
     "none": {"data": {"source": "builtin:reviews", "max_length": 40, "packing": "none", "template": "text", "subset": 90}},
-    "whole": {"data": {**INSTRUCTIONS, "mask_prompt": False}},
+    "whole": {"data": {"source": "builtin:instructions", "subset": 90, "max_length": 80, "mask_prompt": False}},
     "labels": {"data": {"source": "builtin:news", "subset": 90, "max_length": 40}, "model": {"name": "tiny:bert"}},
     "no held-out rows": {"data": {"source": "builtin:instructions", "max_length": 80, "eval_fraction": 0.0, "seed": 3}},
     "noise": {"data": {"source": "builtin:noise", "subset": 30}, "model": {"name": "mlp:8x2"}},
@@ -82,7 +85,7 @@ def test_each_rank_has_the_documented_rows(n: int, world: int, accum: int) -> No
 @pytest.mark.parametrize("warm", [0, 1, 3, 20])
 def test_rates(schedule: Any, warm: int) -> None:
     train = TrainSpec(lr=0.3, schedule=schedule, warmup_steps=warm)
-    ours = [reference.plain_rate(train, step + 1, 10) for step in range(10)]
+    ours = [plain_rate(train, step + 1, 10) for step in range(10)]
     assert ours == pytest.approx([learning_rate(train, step, 10) for step in range(10)])
 
 
@@ -101,9 +104,10 @@ def test_the_plain_model_answers_the_same(tmp_path: Path, lora: bool) -> None:
     if lora:
         for name, p in module.named_parameters():
             p.data.normal_(std=0.1) if "lora_B" in name else None
-    plain = reference.plain_module(module, spec, classifier=False)
-    ours, theirs = ([(n, p.requires_grad) for n, p in m.named_parameters()] for m in (plain, module))
-    assert ours == theirs
+    plain = plain_module(module, spec, classifier=False)
+    assert [(n, p.requires_grad) for n, p in plain.named_parameters()] == [
+        (n, p.requires_grad) for n, p in module.named_parameters()
+    ]
     ids = torch.tensor([data.train.ids[:40].tolist()])
     torch.testing.assert_close(plain.model(input_ids=ids).logits, module.model(input_ids=ids).logits)
 
@@ -119,7 +123,7 @@ def test_a_router_loss_is_that_of_the_micro_batch_however_rows_are_trained(kind:
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **sizes, **more, output_router_logits=True, router_aux_loss_coef=5.0)
     model = AutoModelForCausalLM.from_config(config)
-    reference.without_random_numbers(model)
+    without_random_numbers(model)
     rows = [PlainRow(torch.randint(3, 64, (n,)).tolist(), [True] * n) for n in (5, 14, 4, 20)]
     total = sum(row.targets for row in rows)
     out = [model.train()(torch.tensor([row.ids]), labels=torch.tensor([row.ids])) for row in rows]
@@ -129,141 +133,7 @@ def test_a_router_loss_is_that_of_the_micro_batch_however_rows_are_trained(kind:
     spec = parse_spec({"model": {"name": "x"}, "data": {"source": "x", "max_length": 20}, "train": {"lr": 1e-12}})
     batch = BatchPlan(micro_batch_size=4, grad_accum=1, global_batch_size=4)
     order = PlannedRows(4, 0, batch, 1)
-    trainer = reference.PlainTrainer(spec, [[row] for row in rows], order, 0, torch.device("cpu"), torch.float32)
+    trainer = PlainTrainer(spec, [[row] for row in rows], order, 0, torch.device("cpu"), torch.float32)
     for variant in Variant:
         (loss,) = trainer.run(PlainModule(model), 1, variant).losses
         assert loss == pytest.approx(float(entropy / total + 5.0 * balance), rel=1e-5)
-
-
-CPU = torch.device("cpu")
-STEPS, ACCUM, MICRO, SEQUENCES = 5, 2, 3, 20
-
-
-def rows_of_tokens() -> TokenSet:
-    """Sequences of one to three rows of uneven length."""
-    rng = np.random.default_rng(4)
-    counts = rng.integers(1, 4, SEQUENCES)
-    lengths = rng.integers(1, 30, counts.sum())
-    offsets = np.concatenate([[0], lengths.cumsum()])
-    mask = rng.integers(0, 2, offsets[-1]).astype(np.uint8)
-    ones: Any = np.ones(SEQUENCES, np.int64)
-    return TokenSet(
-        ids=rng.integers(4, 200, offsets[-1]).astype(np.int32),
-        mask=mask,
-        offsets=offsets,
-        pack_offsets=np.concatenate([[0], counts.cumsum()]),
-        pack_rows=np.arange(len(lengths)),
-        labels=rng.integers(0, 3, len(lengths)),
-        real=ones,
-        trained=ones,
-    )
-
-
-TOKENS = rows_of_tokens()
-
-
-def order() -> SampleOrder:
-    plan = BatchPlan(micro_batch_size=MICRO, grad_accum=ACCUM, global_batch_size=MICRO * ACCUM)
-    return SampleOrder(SEQUENCES, 7, plan, 0, 1)
-
-
-def text_batch(rows: Any) -> Any:
-    return collate(TOKENS, rows, 0, None)
-
-
-def noise(rows: Any) -> Any:
-    data = DataSpec(source="builtin:noise", subset=2 * SEQUENCES)
-    return noise_batch(data, prepared_noise(data, EvalSpec()).train, rows, 8, torch.bfloat16)
-
-
-def assert_equal(one: Any, other: Any) -> None:
-    assert type(one) is type(other)
-    torch.testing.assert_close(asdict(one), asdict(other), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("first", [0, 3])
-@pytest.mark.parametrize(
-    "make", [text_batch, lambda rows: collate_labelled(TOKENS, rows, 0), noise], ids=["text", "labels", "noise"]
-)
-def test_batches_are_those_of_the_plan_from_the_first_step_on(make: Any, first: int) -> None:
-    planned = [make(rows) for step in range(first, STEPS) for rows in order().micro_batches(step)]
-    feed = BatchFeed(order(), make, CPU, first, STEPS, ahead=True)
-    taken = [feed.take() for _ in planned]
-    with pytest.raises(StopIteration):
-        feed.take()
-    feed.close()
-    for one, other in zip(taken, planned, strict=True):
-        assert_equal(one, other)
-
-
-def test_one_batch_is_made_ahead_in_another_thread() -> None:
-    made: list[str] = []
-
-    def make(rows: Any) -> Any:
-        made.append(threading.current_thread().name)
-        return text_batch(rows)
-
-    feed = BatchFeed(order(), make, CPU, 0, STEPS, ahead=True)
-    assert made == []
-    for taken in range(1, 4):
-        feed.take()
-        end = time.monotonic() + 5
-        while len(made) <= taken and time.monotonic() < end:
-            time.sleep(0.01)
-        time.sleep(0.05)
-        assert len(made) == taken + 1
-    assert all(name.startswith("prefetch") for name in made)
-    feed.close()
-
-
-def test_on_a_cpu_a_batch_is_made_when_it_is_used() -> None:
-    made: list[Any] = []
-
-    def make(rows: Any) -> Any:
-        assert threading.current_thread() is threading.main_thread()
-        made.append(text_batch(rows))
-        return made[-1]
-
-    feed = BatchFeed(order(), make, CPU, 0, STEPS)
-    assert feed.take() is made[0]
-    assert len(made) == 1
-    feed.close()
-
-
-@pytest.mark.parametrize("ahead", [True, False])
-def test_an_error_is_raised_where_the_batch_is_used(ahead: bool) -> None:
-    bad = order().micro_batches(1)[0].tolist()
-
-    def make(rows: Any) -> Any:
-        if rows.tolist() == bad:
-            raise DataError(f"sequence {bad[0]} has no token")
-        return text_batch(rows)
-
-    feed = BatchFeed(order(), make, CPU, 0, STEPS, ahead=ahead)
-    for _ in range(ACCUM):
-        feed.take()
-        time.sleep(0.05)  # the batch that cannot be made has been tried
-    with pytest.raises(DataError, match=f"sequence {bad[0]} has no token") as caught:
-        feed.take()
-    assert any(entry.name == "make" for entry in caught.traceback)
-    feed.close()
-
-
-def test_a_feed_that_is_closed_makes_no_more_and_waits_for_nothing() -> None:
-    made, go_on = [], threading.Event()
-
-    def make(rows: Any) -> Any:
-        made.append(rows)
-        if len(made) > 1:
-            assert go_on.wait(30)
-        return text_batch(rows)
-
-    feed = BatchFeed(order(), make, CPU, 0, STEPS, ahead=True)
-    feed.take()
-    began = time.monotonic()
-    feed.close()
-    assert time.monotonic() - began < 10
-    go_on.set()
-    assert feed._thread is not None
-    feed._thread.shutdown(wait=True)
-    assert len(made) <= 2

@@ -27,9 +27,12 @@ from allranks.utils.machine import MachineFacts
 from allranks.utils.redaction import HIDDEN
 
 RAW: dict[str, Any] = {
-    "model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}, "adapter": {"type": "lora", "r": 4},
-    "train": {"max_steps": 10, "micro_batch_size": 2}, "checkpoint": {"mode": "full"},
-}  # fmt: skip
+    "model": {"name": "tiny:mistral"},
+    "data": {"source": "builtin:instructions"},
+    "adapter": {"type": "lora", "r": 4},
+    "train": {"max_steps": 10, "micro_batch_size": 2},
+    "checkpoint": {"mode": "full"},
+}
 FACTS = {"mode": "full", "world_size": 2, "strategy": "pytorch_ddp", "step": 8}
 
 
@@ -54,37 +57,34 @@ def go_on(run: RunDir, *sets: str, allow_inexact: bool = False, **facts: Any) ->
     return spec
 
 
-def notes(requested: RunSpec, spec: RunSpec, **plan: Any) -> list[str]:
-    return resume_notes(requested, requested, spec, msgspec.structs.replace(planned(spec), **plan))
+def notes(asked: RunSpec, spec: RunSpec) -> list[str]:
+    return resume_notes(asked, asked, spec, planned(spec))
 
 
-def test_what_a_resume_cannot_keep_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nondeterministic kernels of GPUs, with the switch for them, and secrets that are no longer known."""
-    spec, exact = parse_spec(RAW), parse_spec(RAW, ["train.deterministic=true"])
-    assert "train.deterministic: true" in notes(spec, spec, device="cuda")[0]
-    assert notes(exact, exact, device="cuda") == []
-    spec = parse_spec({**RAW, "cluster": {"env": {"HF_TOKEN": HIDDEN, "A": "b"}}})
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    assert "cluster.env.HF_TOKEN" in notes(spec, spec)[0]
-    monkeypatch.setenv("HF_TOKEN", "x")
-    assert notes(spec, spec) == []
+def test_nondeterministic_kernels_of_gpus_are_told_with_the_switch() -> None:
+    spec = parse_spec(RAW)
+    on_gpu = msgspec.structs.replace(planned(spec), device="cuda")
+    assert "train.deterministic: true" in resume_notes(spec, spec, spec, on_gpu)[0]
+    exact = parse_spec(RAW, ["train.deterministic=true"])
+    assert resume_notes(exact, exact, exact, on_gpu) == []
 
 
 def test_what_does_not_touch_the_checkpoint_may_change(run: RunDir) -> None:
-    sets = ("checkpoint.every=2", "model.gradient_checkpointing=true", "data.source=moved.json")
-    assert go_on(run, "train.max_steps=20", *sets).train.max_steps == 20
-    (run.checkpoint(8) / "state" / "progress.json").unlink()  # as in a weights-only one: the batch is the plan's
-    assert global_batch_of(run, 8) == 4
+    spec = go_on(
+        run, "train.max_steps=20", "checkpoint.every=2", "model.gradient_checkpointing=true", "data.source=moved.json"
+    )
+    assert spec.train.max_steps == 20
 
 
 def test_compiled_steps_are_only_bitwise_with_the_same_recomputation(run: RunDir) -> None:
     sets = ("train.max_steps=20", "model.compile=true")
     was = parse_spec(RAW, sets)
     write_json(run.plan, msgspec.to_builtins(planned(was)))
+    facts = {"mode": "full", "world_size": 2, "strategy": "pytorch_ddp"}
     spec = parse_spec(RAW, [*sets, "model.gradient_checkpointing=selective"])
-    require_resumable(run, was, was, planned(was), FACTS, 8, allow_inexact=False)
+    require_resumable(run, was, was, planned(was), facts, 8, allow_inexact=False)
     with pytest.raises(RequestError, match="trained with recomputation none, the plan has selective"):
-        require_resumable(run, was, spec, planned(spec), FACTS, 8, allow_inexact=False)
+        require_resumable(run, was, spec, planned(spec), facts, 8, allow_inexact=False)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,9 @@ def test_compiled_steps_are_only_bitwise_with_the_same_recomputation(run: RunDir
         (("train.grad_accum=2",), "--set train.global_batch_size=4"),
     ],
 )  # fmt: skip
-def test_what_would_go_on_with_something_else_is_refused(run: RunDir, sets: tuple[str, ...], words: str) -> None:
+def test_what_would_go_on_with_something_else_is_refused_before_anything_is_written(
+    run: RunDir, sets: tuple[str, ...], words: str
+) -> None:
     with pytest.raises(RequestError, match=words):
         go_on(run, *sets)
 
@@ -133,20 +135,22 @@ def test_another_number_of_ranks_keeps_the_global_batch(run: RunDir) -> None:
     batch = planned(spec).batch
     assert batch is not None and (batch.grad_accum, batch.global_batch_size) == (2, 4)
     assert "global_batch_size stays 4" in notes(parse_spec(RAW), spec)[0]
-    spec = go_on(run, "cluster.procs_per_node=1", "train.global_batch_size=6", allow_inexact=True)
-    assert spec.train.global_batch_size == 6
+    assert (
+        go_on(run, "cluster.procs_per_node=1", "train.global_batch_size=6", allow_inexact=True).train.global_batch_size
+        == 6
+    )
     cannot = keep_global_batch(parse_spec(RAW), parse_spec(RAW, ["cluster.procs_per_node=3"]), planned, 4)
     with pytest.raises(SpecError, match="not divisible"):
         planned(cannot)
 
 
-NEWER = SCHEMA_VERSION + 1
-
-
 @pytest.mark.parametrize(
-    ("version", "words"), [(NEWER, f"has schema_version {NEWER}"), (None, "has no schema_version")]
+    ("version", "words"),
+    [(SCHEMA_VERSION + 1, f"has schema_version {SCHEMA_VERSION + 1}"), (None, "has no schema_version")],
 )
-def test_a_run_of_another_version_is_refused_by_its_plan_alone(run: RunDir, version: int | None, words: str) -> None:
+def test_a_run_of_another_version_is_refused_by_its_plan_and_not_by_its_spec(
+    run: RunDir, version: int | None, words: str
+) -> None:
     require_same_schema(run)
     plan = read_record(run.plan)
     assert plan.pop("schema_version") == SCHEMA_VERSION
@@ -156,3 +160,16 @@ def test_a_run_of_another_version_is_refused_by_its_plan_alone(run: RunDir, vers
         api.resume(run.root)
     assert caught.value.exit_code == 2 and f"{run.plan} {words}" in str(caught.value)
     assert f"has schema_version {SCHEMA_VERSION}: use the version of allranks that wrote it" in str(caught.value)
+
+
+def test_a_weights_only_checkpoint_has_its_batch_from_the_plan(run: RunDir) -> None:
+    (run.checkpoint(8) / "state" / "progress.json").unlink()
+    assert global_batch_of(run, 8) == 4
+
+
+def test_a_secret_that_is_no_longer_known_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = parse_spec({**RAW, "cluster": {"env": {"HF_TOKEN": HIDDEN, "A": "b"}}})
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    assert "cluster.env.HF_TOKEN" in notes(spec, spec)[0]
+    monkeypatch.setenv("HF_TOKEN", "x")
+    assert notes(spec, spec) == []

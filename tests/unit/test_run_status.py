@@ -27,22 +27,26 @@ def broken_off(tmp_path: Path) -> RunDir:
     run = RunDir(tmp_path / "runs" / "t-1")
     (run.root / "events").mkdir(parents=True)
     runs.write_request(run, spec, make_plan(spec, machine_facts()))
-    with EventLog(run.events_of(0), 0) as log:
-        log.write("start", attempt=1)
+    log = EventLog(run.events_of(0), 0)
+    log.write("start", attempt=1)
+    log.close()
     return run
 
 
 def verb(*words: str) -> tuple[int, str]:
     done = CliRunner().invoke(cli, list(words), standalone_mode=False)
-    code = done.return_value if done.exception is None else getattr(done.exception, "exit_code", -1)
-    return code, done.output + str(done.exception or "")
+    return done.return_value if done.exception is None else getattr(done.exception, "exit_code", -1), (
+        done.output + str(done.exception or "")
+    )
 
 
 def status(run: RunDir) -> str:
     return json.loads(verb("runs", "--run-root", str(run.root.parent), "--json")[1])[0]["status"]
 
 
-def test_a_run_whose_launcher_was_killed_does_not_run(broken_off: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_launcher_was_killed_is_not_said_to_run(
+    broken_off: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert status(broken_off) == "unfinished"
     code, said = verb("report", str(broken_off.root))
     assert code == 1 and "allranks resume t-1" in " ".join(said.split())
@@ -54,7 +58,9 @@ def test_a_run_whose_launcher_was_killed_does_not_run(broken_off: RunDir, monkey
     assert status(broken_off) == "unfinished"
 
 
-def test_an_attempt_that_goes_on_has_no_verdict_yet(broken_off: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attempt_that_goes_on_does_not_bear_the_verdict_of_the_one_before(
+    broken_off: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_json(broken_off.metrics, {"status": "failed", "message": "rank 1 failed"})
     assert verb("report", str(broken_off.root), "--json")[0] == 1
     assert read_json(broken_off.metrics)["message"] == "rank 1 failed"
@@ -72,10 +78,10 @@ def test_a_run_without_its_plan_is_refused_in_words(broken_off: RunDir, content:
     assert code == 2 and "plan.json" in said
 
 
-@pytest.mark.parametrize("word", ["resume", "export"])
-def test_a_program_of_ones_own_has_no_checkpoints_to_go_on_from(broken_off: RunDir, word: str) -> None:
+@pytest.mark.parametrize("words", [("resume",), ("export",)])
+def test_a_program_of_ones_own_has_no_checkpoints_to_go_on_from(broken_off: RunDir, words: tuple[str, ...]) -> None:
     broken_off.spec.write_text("script: {path: own.py}")
-    code, said = verb(word, str(broken_off.root))
+    code, said = verb(*words, str(broken_off.root))
     assert code == 2 and "your own program" in said
 
 

@@ -1,25 +1,31 @@
-"""Every criterion of the ladder on made-up records; `tests/dist/test_smoke.py` judges those of real runs."""
+"""Every criterion of every test of the ladder: ticked off on made-up records of a good run, red once these say otherwise.
+`tests/dist/test_smoke.py` judges the records of real runs."""
 
 from __future__ import annotations
 
 import copy
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import yaml
 
 from allranks.errors import SpecError
 from allranks.lab.smoke import TESTS, records, report, runner, select_tests
 from allranks.lab.smoke.figures import figure_rows, state_gb_a_rank
-from allranks.lab.smoke.records import CriterionResult, Evidence, FigureRow, SmokeTest, evaluate_criteria
+from allranks.lab.smoke.records import CriterionResult, Evidence, FigureRow, SmokeTest, evaluate_criteria, read_evidence
 from allranks.lab.smoke.runner import SmokeOptions, _judged, prepare_test
 from allranks.planning.planner import make_plan
 from allranks.planning.records import LaunchPlan
+from allranks.rundir.files import write_json
 from allranks.rundir.paths import RunDir
+from allranks.spec import spec_to_dict
 from tests.unit.test_plan import facts
+from tests.warm import allranks
 
 BY_NAME = {test.name: test for test in TESTS}
 Raw = dict[str, Any]
@@ -70,13 +76,14 @@ def good(test: SmokeTest, *, gpu: bool = False) -> Raw:
 def _story(rank: int, plan: Any, lora: bool, noise: bool, gpu: bool) -> list[Raw]:
     world, batch = plan.world_size, plan.batch
     parts = 1 if plan.strategy in ("pytorch_ddp", "single") else world
-    own = {"own_s": 0.1} if plan.device == "cuda" else {"forward_s": 0.1, "backward_s": 0.1}
-    tokens = batch.micro_batch_size * batch.grad_accum if noise else 50
-    usual: Raw = {"event": "step", "grad_norm": 0.5, **own, "tokens": tokens, "peak_memory_bytes": 5 * 10**8}
     steps = [
-        {**usual, "step": i, "loss": 1.0 * i, "loss_share": i / world, "step_time_s": 0.5 if i > 1 else 1.5}
-        for i in range(1, STEPS + 1)
-    ]
+        {
+            "event": "step", "step": i + 1, "loss": 1.0 + i, "loss_share": (1.0 + i) / world,
+            **({"grad_norm": 0.5, "own_s": 0.1} if plan.device == "cuda" else {"grad_norm": 0.5, "forward_s": 0.1, "backward_s": 0.1}),
+            "tokens": batch.micro_batch_size * batch.grad_accum if noise else 50, "step_time_s": 0.5 if i else 1.5, "peak_memory_bytes": 5 * 10**8,
+        }
+        for i in range(STEPS)
+    ]  # fmt: skip
     scores = {"targets": 90, "collectives": 1, "seconds": 1.0}
     evals = [{"event": "eval", "step": s, "perplexity": 300.0 - s, **scores} for s in (0, 3, 6)]
     whole, device = TRAINED * (50 if lora else 1), "NVIDIA X" if gpu else "cpu"
@@ -226,6 +233,7 @@ MORE: list[tuple[str, bool, Change, str, str, str]] = [
     ("02", False, lambda raw: _one(raw, "step", loss=float("nan")), "forward", FAILED, ""),
     ("02", False, lambda raw: _all(raw, "step", backward_s=0.0), "backward", OPEN, ""),
     ("02", True, lambda raw: _all(raw, "step", grad_norm=0.0), "backward", OPEN, ""),
+    ("02", True, lambda raw: _all(raw, "step", grad_norm=0.0), "forward", "passed", ""),
     ("02", True, lambda raw: raw["plan"].update(procs_per_node=1), "transport", "not testable", "opens no channel"),
     ("03", True, lambda raw: raw["engine"].pop("optimizer"), "jit", "not testable", "no nvcc"),
     ("02", False, lambda raw: _one(raw, "end", weights_hash=None), "sync", FAILED, "2 hashes"),
@@ -239,9 +247,11 @@ MORE: list[tuple[str, bool, Change, str, str, str]] = [
     ("02", False, lambda raw: _error(raw, "6 ranges were not saved", "CheckpointError"), "save", FAILED, "not published"),
     ("03", False, lambda raw: _state_of(raw, 10 * TRAINED), "state", "passed", "20,000"),
     ("03", False, lambda raw: _state_of(raw, 5 * TRAINED), "state", FAILED, "10,000"),
+    ("02", False, lambda raw: _again(raw, "proof", weights_hash="9" * 64), "reload", FAILED, ""),
     ("02", False, lambda raw: raw["again"][1][2].update(weights_hash="9" * 64), "reload", FAILED, ""),
     ("02", False, lambda raw: _drop(raw, "resume", 1, story="again"), "reload", FAILED, "1 of 2"),
     ("05", False, lambda raw: raw["files"].update({"model.safetensors": 7}), "lora", FAILED, "model.safetensors"),
+    ("05", False, lambda raw: _all(raw, "model", parameters=2 * TRAINED), "lora", FAILED, "50.00%"),
     ("05", False, lambda raw: _all(raw, "data", how="rebuilt"), "race", FAILED, "2 built"),
     ("05", False, lambda raw: raw["metrics"].update(tokens_per_s=float("inf")), "metrics", FAILED, ""),
     ("05", False, lambda raw: raw["metrics"].update(tokens_per_s=None, status="failed"), "metrics", OPEN, ""),
@@ -264,10 +274,14 @@ def test_where_a_run_broke_off_only_one_line_is_red() -> None:
     """The first that was not reached; one that is known at the very end only, wherever it stands, comes last."""
     test = BY_NAME["02_ddp"]
     raw = copy.deepcopy(good(test))
-    reached = ("start", "data", "proof", "model", "batch")
-    raw["first"] = {rank: [e for e in events if e["event"] in reached] for rank, events in raw["first"].items()}
+    for rank in raw["first"]:
+        raw["first"][rank] = [
+            e for e in raw["first"][rank] if e["event"] in ("start", "data", "proof", "model", "batch")
+        ]
     raw |= {"again": {}, "step": None, "files": {}, "message": "rank 1 fell over"}
-    assert {k: j.why for k, j in judged(test, raw).items() if j.state == "failed"} == {"wrapper": "rank 1 fell over"}
+    red = {k: j for k, j in judged(test, raw).items() if j.state == "failed"}
+    assert list(red) == ["wrapper"]
+    assert red["wrapper"].why == "rank 1 fell over"
     assert judged(test, raw)["barriers"].state == "not reached"
     assert not [k for k, j in judged(test, raw | {"message": ""}).items() if j.state == "failed"]
     raw["first"][1] = [{**e, "data_disjoint": False} for e in raw["first"][1]]
@@ -278,8 +292,9 @@ def test_a_figure_that_no_run_here_can_be_held_against_says_why() -> None:
     test = BY_NAME["02_ddp"]
     raw = good(test, gpu=True)
     _all(raw, "model", parameters=test.parameters)
-    without_seed = {name for name, seed in test.figures.items() if seed is None}
-    assert {f.name for f in figure_rows(test, evidence(raw)) if f.not_comparable} == without_seed
+    assert {f.name for f in figure_rows(test, evidence(raw)) if f.not_comparable} == {
+        name for name, seed in test.figures.items() if seed is None
+    }
     found = {f.name: f.not_comparable for f in figure_rows(test, evidence(good(test, gpu=True)))}
     assert found["parameters"] == "different model size"
     seven = BY_NAME["07_fsdp_lora_moe"]
@@ -391,8 +406,51 @@ def test_a_climb_has_passed_only_if_something_ran() -> None:
     assert report.as_document(ladder(result(status="passed"), result(status="not run")))["passed"]
 
 
+def test_a_run_that_went_on_is_read_as_two(tmp_path: Path) -> None:
+    """The second start begins the second story; how many steps there were to be, the first says."""
+    test = BY_NAME["02_ddp"]
+    ready = prepare_test(test, SmokeOptions(place="local", scale="tiny", sets=("cluster.device=cpu",)), facts())
+    assert ready.spec is not None
+    run = RunDir(tmp_path / "r")
+    run.events.mkdir(parents=True)
+    run.logs_of(1).mkdir(parents=True)
+    write_json(run.plan, msgspec.to_builtins(make_plan(ready.spec, facts())))
+    run.spec.write_text(yaml.safe_dump(spec_to_dict(ready.spec)))
+    told = [
+        {"event": "start"}, {"event": "phase", "name": "train", "total_steps": 4}, {"event": "step", "step": 4},
+        {"event": "start"}, {"event": "phase", "name": "train", "total_steps": 5}, {"event": "step", "step": 5},
+    ]  # fmt: skip
+    for rank in (0, 1):
+        lines = [json.dumps({"rank": rank, "time": float(i), **e}) + "\n" for i, e in enumerate(told)]
+        run.events_of(rank).write_text("".join(lines))
+    found = read_evidence(run)
+    assert [e["step"] for e in found.events("step")[1]] == [4]
+    assert [e["step"] for e in found.events("step", again=True)[1]] == [5]
+    assert found.steps == 4
+    assert (found.step, found.files, found.damage) == (None, {}, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("01", "--set", "train.max_step=3"), 2, "did you mean 'train.max_steps'"),
+        (("04", "--json"), 3, "needs 4 nodes"),
+        (("all", "--on", "slurm", "--dry-run", "--json"), 0, "#SBATCH --gpus-per-node=2"),
+    ],
+)
+def test_the_verbs_answers(words: tuple[str, ...], code: int, said: str, tmp_path: Path) -> None:
+    done = allranks("smoke", *words, cwd=tmp_path)
+    assert done.returncode == code and said in done.stdout + done.stderr, done
+    if "--json" in words:
+        assert [t["name"] for t in json.loads(done.stdout)["tests"]]
+    if code != 3:
+        assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("nvcc", [True, False])
-def test_fused_adam_is_used_only_where_it_compiles(nvcc: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_adam_is_asked_for_only_where_it_can_be_compiled(
+    nvcc: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     if nvcc:

@@ -1,4 +1,4 @@
-"""Numbers of metrics.json from events whose answer is known."""
+"""Numbers of metrics.json from events whose answer is known, and who is blamed for a failure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from allranks.analysis.metrics import expert_load, mfu, summarize, wall_time, without_repeated_steps
+from allranks.launch.failure_attribution import RankEnd, is_peer_error
 from allranks.launch.monitor.telemetry import _Rates
 from allranks.planning.planner import make_plan
-from allranks.planning.records import LaunchPlan
 from allranks.spec import parse_spec
 from allranks.spec.records import TrainSpec
 from allranks.train.loggers import MetricLoggers
@@ -22,60 +22,79 @@ SPEC = parse_spec({"model": {"name": "tiny:mistral"}, "data": {"source": "builti
 PLAN = make_plan(SPEC, facts())
 
 
-GPUS = make_plan(SPEC, facts(gpus=8))
-
-
 def step(n: int, seconds: float, tokens: int, **more: Any) -> dict[str, Any]:
-    usual = {"event": "step", "step": n, "steps": 1, "loss": 10.0 - n, "tokens": tokens, "rank": 0, "time": float(n)}
-    usual |= {"tokens_trained": tokens // 2, "tokens_padded": 1, "step_time_s": seconds, "peak_memory_bytes": 100 + n}
-    return usual | more
-
-
-def summary(*ranks: list[dict[str, Any]], plan: LaunchPlan = PLAN) -> dict[str, Any]:
-    return summarize("x", SPEC, plan, dict(enumerate(ranks)), "succeeded")
+    base = {
+        "event": "step",
+        "step": n,
+        "steps": 1,
+        "loss": 10.0 - n,
+        "tokens": tokens,
+        "tokens_trained": tokens // 2,
+        "tokens_padded": 1,
+    }
+    return {**base, "step_time_s": seconds, "peak_memory_bytes": 100 + n, "time": float(n), "rank": 0, **more}
 
 
 def test_warm_up_is_told_apart() -> None:
-    steps = [step(n, 10.0 if n <= 5 else 1.0, 100) for n in range(1, 11)]
-    m = summary(steps, steps)
-    speeds = (m["tokens_per_s"], m["tokens_per_s_per_rank"], m["warmup_s"])
-    assert speeds == (pytest.approx(200.0), pytest.approx(100.0), pytest.approx(50.0))
+    ranks = {r: [step(n, 10.0 if n <= 5 else 1.0, 100) for n in range(1, 11)] for r in (0, 1)}
+    m = summarize("x", SPEC, PLAN, ranks, "succeeded")
+    assert m["tokens_per_s"] == pytest.approx(200.0)
+    assert m["tokens_per_s_per_rank"] == pytest.approx(100.0)
+    assert m["warmup_s"] == pytest.approx(50.0)
     assert (m["tokens_real"], m["tokens_trained"], m["tokens_padded"]) == (2000, 1000, 20)
     assert (m["train_loss_first"], m["train_loss_last"], m["steps"]) == (9.0, 0.0, 10)
     assert m["peak_memory_bytes"] == 110
 
 
 def test_time_of_an_epoch_is_the_mean_step_times_its_steps() -> None:
-    events = [step(n, t, 100) for n, t in enumerate([10.0] * 5 + [1.0, 1.0, 4.0], 1)]
+    times = [10.0] * 5 + [1.0, 1.0, 4.0]
+    events = [step(n, t, 100) for n, t in enumerate(times, 1)]
     data = {"event": "data", "time": 0.0, "rank": 0, "sequences": 30 * PLAN.batch.global_batch_size}
-    assert summary([data, *events])["epoch_s"] == pytest.approx(60.0)
-    assert summary(events)["epoch_s"] is None
-    assert summary([data, *events[:5]])["epoch_s"] is None
     warned = {"event": "warning", "time": 1.0, "rank": 1, "message": "slow disk HF_TOKEN=hf_abcdefghijklmnop"}
+    ranks = {0: [{**data, "warnings": ["few rows"]}, *events], 1: [warned, warned]}
     plan = msgspec.structs.replace(PLAN, warnings=["high lr"])
-    warnings = summary([{**data, "warnings": ["few rows"]}, *events], [warned, warned], plan=plan)["warnings"]
-    assert warnings == ["high lr", "few rows", "rank 1: slow disk HF_TOKEN=***"]
+    assert summarize("x", SPEC, plan, ranks, "succeeded")["warnings"] == [
+        "high lr",
+        "few rows",
+        "rank 1: slow disk HF_TOKEN=***",
+    ]
+    assert summarize("x", SPEC, PLAN, {0: [data, *events]}, "succeeded")["epoch_s"] == pytest.approx(60.0)
+    assert summarize("x", SPEC, PLAN, {0: events}, "succeeded")["epoch_s"] is None
+    assert summarize("x", SPEC, PLAN, {0: [data, *events[:5]]}, "succeeded")["epoch_s"] is None
 
 
 def test_logging_seldom_changes_no_total() -> None:
-    def logged(n: int) -> dict[str, Any]:
-        times = [1.0 + k for k in range(n - 4, n + 1)]
-        return step(n, 0.0, 500, steps=5, step_times_s=times, tokens_trained=250, tokens_padded=5)
-
-    each, seldom = summary([step(n, 1.0 + n, 100) for n in range(1, 21)]), summary([*map(logged, range(5, 21, 5))])
+    each = [step(n, 1.0 + n, 100) for n in range(1, 21)]
+    seldom = [
+        step(
+            n,
+            0.0,
+            500,
+            steps=5,
+            step_times_s=[1.0 + k for k in range(n - 4, n + 1)],
+            tokens_trained=250,
+            tokens_padded=5,
+        )
+        for n in range(5, 21, 5)
+    ]
+    a, b = (summarize("x", SPEC, PLAN, {0: events}, "succeeded") for events in (each, seldom))
     for key in ("tokens_per_s", "tokens_real", "warmup_s", "step_time_s", "tokens_trained"):
-        assert each[key] == pytest.approx(seldom[key]), key
+        assert a[key] == pytest.approx(b[key]), key
 
 
 def test_short_runs_have_no_speed() -> None:
-    m = summary([step(n, 1.0, 10) for n in range(1, 6)])
-    assert m["tokens_per_s"] is m["step_time_s"] is None
+    m = summarize("x", SPEC, PLAN, {0: [step(n, 1.0, 10) for n in range(1, 6)]}, "succeeded")
+    assert m["tokens_per_s"] is None
+    assert m["step_time_s"] is None
 
 
 def test_steps_done_twice_count_once() -> None:
-    first, again = [step(n, 1.0, 10) for n in range(1, 8)], [step(n, 1.0, 10) for n in range(5, 10)]
-    events = without_repeated_steps([*first, {"event": "resume", "from_step": 4, "time": 8.0}, *again])
-    assert [e["step"] for e in events if e["event"] == "step"] == list(range(1, 10))
+    events = (
+        [step(n, 1.0, 10) for n in range(1, 8)]
+        + [{"event": "resume", "from_step": 4, "time": 8.0}]
+        + [step(n, 1.0, 10) for n in range(5, 10)]
+    )
+    assert [e["step"] for e in without_repeated_steps(events) if e["event"] == "step"] == list(range(1, 10))
 
 
 def used(device: str, all_: float, trained: float) -> dict[str, Any]:
@@ -83,68 +102,86 @@ def used(device: str, all_: float, trained: float) -> dict[str, Any]:
 
 
 def test_mfu_counts_lora_at_four_flops() -> None:
+    plan = make_plan(SPEC, facts(gpus=8))
     model = used("NVIDIA H100 80GB HBM3", 7e9, 0)
-    assert mfu(8 * 24824, model, GPUS) == pytest.approx(24824 * 4 * 7e9 / 989e12)
-    assert mfu(1.0, {**model, "device": "cpu"}, GPUS) is None
+    assert mfu(8 * 24824, model, plan) == pytest.approx(24824 * 4 * 7e9 / 989e12)
+    assert mfu(1.0, {**model, "device": "cpu"}, plan) is None
 
 
 @pytest.mark.parametrize(
     ("device", "peak"),
     [
-        ("NVIDIA H100 PCIe", 756e12), ("NVIDIA H100 NVL", 835e12), ("NVIDIA H200", 989e12), ("NVIDIA H200 NVL", 835e12),
-        ("NVIDIA H20", 148e12), ("NVIDIA L4", 121e12), ("NVIDIA L40", 181e12), ("NVIDIA L40S", 362e12),
-        ("NVIDIA A10", 125e12), ("NVIDIA A10G", 70e12), ("NVIDIA B200", 2250e12), ("NVIDIA B300 SXM6 AC", 2250e12),
-        ("AMD Instinct MI300X", 1307.4e12), ("NVIDIA RTX A1000", None), ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", None),
-        ("NVIDIA H100", None), ("", None),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H100 NVL", 835e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H200 NVL", 835e12),
+        ("NVIDIA H20", 148e12),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA L40", 181e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA A10", 125e12),
+        ("NVIDIA A10G", 70e12),
+        ("NVIDIA B200", 2250e12),
+        ("NVIDIA B300 SXM6 AC", 2250e12),
+        ("AMD Instinct MI300X", 1307.4e12),
+        ("NVIDIA RTX A1000", None),
+        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", None),
+        ("NVIDIA H100", None),  # no driver says so
+        ("", None),
     ],
-)  # fmt: skip
+)
 def test_the_peak_is_that_of_the_very_gpu(device: str, peak: float | None) -> None:
-    """None where no driver says so."""
-    figure = mfu(8 * 1000, used(device, 7e9, 7e9), GPUS)
-    assert figure == (None if peak is None else pytest.approx(1000 * 6 * 7e9 / peak))
+    found = mfu(8 * 1000, used(device, 7e9, 7e9), make_plan(SPEC, facts(gpus=8)))
+    assert found == (None if peak is None else pytest.approx(1000 * 6 * 7e9 / peak))
 
 
 def test_mfu_of_a_mixture_of_experts_counts_what_a_token_uses() -> None:
+    plan = make_plan(SPEC, facts(gpus=8))
     glm_air = {"event": "model", "device": "NVIDIA H200", "parameters": 106e9, "parameters_trained": 0.0, "time": 0.0}
-    known = {**glm_air, "parameters_active": 12e9, "parameters_trained_active": 0.0}
+    told = {**glm_air, "parameters_active": 12e9, "parameters_trained_active": 0.0}
 
-    def mfu_of(model: dict[str, Any]) -> float | None:
-        return summary([model, *(step(n, 1.0, 1000) for n in range(1, 9))], plan=GPUS)["mfu"]
+    def mfu_of(*events: dict[str, Any]) -> float | None:
+        steps = [step(n, 1.0, 1000) for n in range(1, 9)]
+        return summarize("r", SPEC, plan, {0: [*events, *steps]}, "succeeded")["mfu"]
 
-    assert mfu_of(known) == pytest.approx(1000 * 4 * 12e9 / 8 / 989e12)
-    assert mfu_of({**known, "parameters_active": None}) is None
+    assert mfu_of(told) == pytest.approx(1000 * 4 * 12e9 / 8 / 989e12)
+    assert mfu_of({**told, "parameters_active": None}) is None
     assert mfu_of(glm_air) is None  # a run from before: unknown
 
 
 def test_attention_is_counted_beside_the_parameters() -> None:
     """By hand: 32 layers, 32 heads of 128, so 12 * 32 * 32 * 128 per pair; per step 4 rows of 250 tokens, each 250 *
     251 / 2 pairs."""
+    plan = make_plan(SPEC, facts(gpus=8))
     model = {"event": "model", "time": 0.0, **used("NVIDIA H200", 7e9, 0), "attention_flops_per_pair": 1_572_864}
     steps = [step(n, 1.0, 1000, attention_pairs=1 if n <= 5 else 125_500) for n in range(1, 9)]
+    found = summarize("r", SPEC, plan, {0: [model, *steps]}, "succeeded")
+    assert found["attention_flops_per_token"] == pytest.approx(197_394_432)
+    assert found["mfu"] == pytest.approx(1000 * 28e9 / 8 / 989e12)
+    assert found["mfu_with_attention"] == pytest.approx(1000 * (28e9 + 197_394_432) / 8 / 989e12)
 
-    def of_model(**more: Any) -> tuple[float | None, ...]:
-        m = summary([{**model, **more}, *steps], plan=GPUS)
-        return m["attention_flops_per_token"], m["mfu"], m["mfu_with_attention"]
+    def with_model(**more: Any) -> dict[str, Any]:
+        return summarize("r", SPEC, plan, {0: [{**model, **more}, *steps]}, "succeeded")
 
-    without, with_attention = 1000 * 28e9 / 8 / 989e12, 1000 * (28e9 + 197_394_432) / 8 / 989e12
-    whole = (pytest.approx(197_394_432), pytest.approx(without), pytest.approx(with_attention))
-    assert of_model() == whole
-    assert of_model(device="cpu") == (pytest.approx(197_394_432), None, None)
+    on_cpu = with_model(device="cpu")
+    assert on_cpu["attention_flops_per_token"] == pytest.approx(197_394_432)
+    assert on_cpu["mfu"] is on_cpu["mfu_with_attention"] is None
     assert SPEC.data is not None
     for unknown in ({"attention_flops_per_pair": None}, {"attention_window": SPEC.data.max_length - 1}):
-        assert of_model(**unknown) == (None, pytest.approx(without), None)
-    assert of_model(attention_window=SPEC.data.max_length) == whole
+        found = with_model(**unknown)
+        assert found["mfu"] is not None and found["mfu_with_attention"] is found["attention_flops_per_token"] is None
+    assert with_model(attention_window=SPEC.data.max_length)["mfu_with_attention"] is not None
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["rank 0 starts first", "rank 1 starts first"])
 @pytest.mark.parametrize("resumed_from", [5, None], ids=["resumed", "from the beginning"])
 def test_wall_time_leaves_out_what_lies_between_attempts(first: int, resumed_from: int | None) -> None:
     def story(rank: int) -> list[dict[str, Any]]:
-        events: list[dict[str, Any]] = []
+        told: list[dict[str, Any]] = []
         for number, begun, resumed in ((1, 0.0, None), (2, 1000.0, resumed_from)):
             start = {"event": "start", "attempt": number, "resumed_from": resumed}
-            events += [{**start, "time": begun + (rank != first)}, {"event": "phase", "time": begun + 10}]
-        return [{"rank": rank, **e} for e in events]
+            told += [{**start, "time": begun + (rank != first)}, {"event": "phase", "time": begun + 10}]
+        return [{"rank": rank, **e} for e in told]
 
     assert wall_time({rank: story(rank) for rank in (0, 1)}) == 20.0
     assert wall_time({}) is None
@@ -158,38 +195,48 @@ def test_loads_of_experts_are_added_up_over_the_steps() -> None:
     assert expert_load([]) is None
 
 
-class Logger:
-    """One that keeps what it gets, and fails at a step and at its end."""
-
-    def __init__(self, fails_at: int | None = None) -> None:
-        self.fails_at, self.rows = fails_at, list[tuple[int, dict[str, float]]]()
-
-    def log(self, step: int, values: dict[str, float]) -> None:
-        self.rows.append((step, values))
-        if step == self.fails_at:
-            raise ConnectionError("no route to the server")
-
-    def close(self) -> None:
-        raise OSError(28, "No space left on device")
-
-
 def test_loggers_get_the_numbers_of_steps_and_evaluations_apart() -> None:
-    kept = Logger()
+    class Kept:
+        def __init__(self) -> None:
+            self.rows: list[tuple[int, dict[str, float]]] = []
+
+        def log(self, step: int, values: dict[str, float]) -> None:
+            self.rows.append((step, values))
+
+        def close(self) -> None: ...
+
+    kept = Kept()
     for kind in ("step", "eval", "phase"):
-        event = {"step": 3, "loss": 2, "lr": None, "name": "x"}
-        MetricLoggers({"Kept": (kept.log, kept.close)}, print).event(kind, event)
+        MetricLoggers({"Kept": (kept.log, kept.close)}, print).event(
+            kind, {"step": 3, "loss": 2, "lr": None, "name": "x"}
+        )
     assert kept.rows == [(3, {"train/loss": 2.0}), (3, {"eval/loss": 2.0})]
 
 
 def test_a_logger_that_fails_is_left_out_and_the_run_goes_on() -> None:
-    said, first, second = list[str](), Logger(2), Logger()
-    loggers = MetricLoggers({"First": (first.log, first.close), "Second": (second.log, second.close)}, said.append)
+    class Fails:
+        def __init__(self, at: int) -> None:
+            self.at, self.calls = at, 0
+
+        def log(self, step: int, values: dict[str, float]) -> None:
+            self.calls += 1
+            if step == self.at:
+                raise ConnectionError("no route to the server")
+
+        def close(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    said: list[str] = []
+    first, second = Fails(2), Fails(99)
+    both = {"First": (first.log, first.close), "Second": (second.log, second.close)}
+    loggers = MetricLoggers(both, said.append)
     for step in (1, 2, 3):
         loggers.event("step", {"step": step, "loss": None})
-    assert (len(first.rows), len(second.rows)) == (2, 3)
+    assert (first.calls, second.calls) == (2, 3)
     assert said == ["observe: First is disabled from here on: ConnectionError: no route to the server"]
     loggers.close()
-    assert len(said) == 2 and "No space left" in said[1]
+    assert "No space left" in said[1]
+    assert len(said) == 2
 
 
 def test_loopback_is_no_traffic_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,3 +253,11 @@ def test_schedules() -> None:
     cosine = TrainSpec(lr=1.0, schedule="cosine")
     assert [learning_rate(cosine, s, 2) for s in range(3)] == pytest.approx([1.0, 0.5, 0.0])
     assert learning_rate(TrainSpec(lr=1.0, schedule="constant"), 99, 10) == 1.0
+
+
+def end(rank: int, code: int, time: float) -> RankEnd:
+    return RankEnd(rank=rank, host="h", pid=1, exitcode=code, time=time)
+
+
+def error(rank: int, message: str, time: float, kind: str = "RuntimeError") -> dict[str, Any]:
+    return {"rank": rank, "type": kind, "message": message, "time": time, "echo": is_peer_error(kind, message)}

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
-from allranks.launch import supervisor as limits
 from allranks.launch.channel import CLOSED, UNREACHABLE, AgentLink
 from allranks.launch.channel_protocol import ENDED, RUNNING, AgentReport, Orders
 from allranks.launch.failure_attribution import RankEnd
 from allranks.launch.monitor.records import HangAlarm, NodeEvidence
-from allranks.launch.supervisor import SILENT_S, JobEnd, Supervisor
+from allranks.launch.supervisor import (
+    ALL_ANSWER_S,
+    FAILURE_GRACE_S,
+    JOIN_S,
+    RECONNECT_S,
+    SILENT_S,
+    STOP_GRACE_S,
+    JobEnd,
+    Supervisor,
+)
 
 ALARM = HangAlarm(node=1, host="n1", rank=1, phase="train", part="", step=4, since=1.0, time=2.0, limit_s=5.0)
 
@@ -20,10 +27,10 @@ ALARM = HangAlarm(node=1, host="n1", rank=1, phase="train", part="", step=4, sin
 class Cluster:
     """Agents that report what a test says."""
 
-    def __init__(self, nodes: int = 2) -> None:
+    def __init__(self, nodes: int = 2, **options: object) -> None:
         self.judged: list[set[int]] = []
         self.now = 100.0
-        self.supervisor = Supervisor(nodes, self._judge)
+        self.supervisor = Supervisor(nodes, self._judge, **options)  # type: ignore[arg-type]
         self.links: dict[int, AgentLink] = {}
         self.judge_fails = False
 
@@ -32,31 +39,29 @@ class Cluster:
         if self.judge_fails:
             raise OSError(28, "No space left on device")
 
-    def report(self, node: int, **values: Any) -> None:
-        known = {"state": RUNNING, "store": ("10.0.0.1", 5) if node == 0 else None, **values}
-        report = AgentReport(node=node, host=f"n{node}", pid=10 + node, **known)
-        self.links[node] = AgentLink(report=report, heard_at=self.now)
+    def report(self, node: int, **values: object) -> None:
+        known = {"state": RUNNING, "store": ("10.0.0.1", 5) if node == 0 else None}
+        self.links[node] = AgentLink(
+            report=AgentReport(node=node, host=f"n{node}", pid=10 + node, **{**known, **values}),  # type: ignore[arg-type]
+            heard_at=self.now,
+        )
 
     def close(self, node: int, how: str) -> None:
         link = self.links[node]
         self.links[node] = AgentLink(report=link.report, heard_at=link.heard_at, closed=how, closed_at=self.now)
 
-    def evidence(self, *nodes: int) -> None:
-        for node in nodes:
-            self.supervisor.evidence(NodeEvidence(node=node, host=f"n{node}", time=1, ranks=[]))
-
-    def tick(self, seconds: float = 0.0, heard: Sequence[int] = (), *, paused: bool = False) -> Orders:
+    def tick(self, seconds: float = 0.0, *, heard: Sequence[int] = (), paused: bool = False) -> Orders:
         while seconds > 4 and not paused:
             seconds -= 4
-            self.tick(4, heard)
+            self.tick(4, heard=heard)
         self.now += seconds
         for node in heard:
             self.links[node] = AgentLink(report=self.links[node].report, heard_at=self.now)
         return self.supervisor.tick(self.links, self.now)
 
 
-def end_of(rank: int, code: int = 1, **more: Any) -> RankEnd:
-    return RankEnd(rank=rank, host=f"n{rank}", pid=5, exitcode=code, time=50.0 + rank, **more)
+def failed(rank: int, code: int = 1, **more: object) -> RankEnd:
+    return RankEnd(rank=rank, host=f"n{rank}", pid=5, exitcode=code, time=50.0 + rank, **more)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -76,81 +81,83 @@ def test_ranks_start_only_when_every_node_has_joined_and_the_store_is_open() -> 
     assert cluster.tick().start is None
     cluster.report(0)
     start = cluster.tick().start
-    assert start is not None and (start.address, start.port, len(start.nonce)) == ("10.0.0.1", 5, 32)
-    cancelled = Cluster(1)
-    cancelled.supervisor.stop("the job was cancelled")
-    cancelled.report(0)
-    assert cancelled.tick().start is None
+    assert start is not None
+    assert (start.address, start.port) == ("10.0.0.1", 5)
+    assert len(start.nonce) == 32
 
 
 def test_a_node_that_never_joins_ends_the_run() -> None:
     cluster = Cluster(3)
     cluster.report(0)
     cluster.tick()
-    assert "node 1, 2 did not join" in cluster.tick(limits.JOIN_S + 1, [0]).end
+    orders = cluster.tick(JOIN_S + 1, heard=[0])
+    assert "node 1, 2 did not join" in orders.end
     assert cluster.supervisor.result().not_joined == [1, 2]
 
 
 def test_a_failed_rank_ends_all_agents_and_none_is_lost(two: Cluster) -> None:
-    two.report(1, ends=[end_of(1)])
+    two.report(1, ends=[failed(1)])
     orders = two.tick()
-    assert (orders.end, orders.end_grace_s) == ("rank 1 on n1 ended with exit code 1", limits.FAILURE_GRACE_S)
-    two.report(1, ends=[end_of(1)], state=ENDED)
-    two.tick(1, [0])
+    assert orders.end == "rank 1 on n1 ended with exit code 1"
+    assert orders.end_grace_s == FAILURE_GRACE_S
+    two.report(1, ends=[failed(1)], state=ENDED)
+    two.tick(1, heard=[0])
     assert not two.supervisor.lost
-    two.report(0, state=ENDED, ends=[end_of(0, -9, ended_by_agent=True)])
+    two.report(0, state=ENDED, ends=[failed(0, -9, ended_by_agent=True)])
     two.tick()
     assert two.supervisor.all_ended
     assert [e.rank for e in two.supervisor.result().failed] == [1]
 
 
 def test_ranks_that_end_well_or_were_ended_by_their_agent_are_no_failure(two: Cluster) -> None:
-    two.report(0, ends=[end_of(0, 0)])
-    two.report(1, ends=[end_of(1, -9, ended_by_agent=True)])
+    two.report(0, ends=[failed(0, 0)])
+    two.report(1, ends=[failed(1, -9, ended_by_agent=True)])
     assert not two.tick().end
 
 
 @pytest.mark.parametrize("how", [CLOSED, UNREACHABLE])
 def test_an_agent_whose_connection_stays_closed_is_gone(two: Cluster, how: str) -> None:
     two.close(1, how)
-    assert not two.tick(limits.RECONNECT_S - 1, [0]).stop
-    orders = two.tick(2, [0])
-    assert "the agent of n1 is gone" in orders.stop and not orders.end
-    assert [(lost.node, lost.host) for lost in two.supervisor.lost] == [(1, "n1")]
-    assert two.tick(limits.STOP_GRACE_S + 1, [0]).end
+    assert not two.tick(RECONNECT_S - 1, heard=[0]).stop
+    orders = two.tick(2, heard=[0])
+    assert "the agent of n1 is gone" in orders.stop
+    assert not orders.end
+    (lost,) = two.supervisor.lost
+    assert (lost.node, lost.host) == (1, "n1")
+    assert two.tick(STOP_GRACE_S + 1, heard=[0]).end
 
 
 def test_an_agent_that_comes_back_was_never_lost(two: Cluster) -> None:
     two.close(1, CLOSED)
-    two.tick(limits.RECONNECT_S - 1, [0])
+    two.tick(RECONNECT_S - 1, heard=[0])
     two.report(1)
-    assert not two.tick(1, [0, 1]).stop
+    assert not two.tick(1, heard=[0, 1]).stop
     assert not two.supervisor.lost
 
 
 def test_a_connected_agent_that_reports_nothing_is_stopped_and_its_node_is_not_lost(two: Cluster) -> None:
-    assert not two.tick(SILENT_S - 1, [0]).stop
-    assert two.tick(2, [0]).stop
+    assert not two.tick(SILENT_S - 1, heard=[0]).stop
+    assert two.tick(2, heard=[0]).stop
     assert two.supervisor.lost[0].node == 1
 
 
 def test_an_alarm_is_examined_on_all_nodes_and_judged_once(two: Cluster) -> None:
     two.report(1, alarm=ALARM)
     assert two.tick().collect == ALARM
-    two.evidence(1)
-    assert not two.tick(1, [0, 1]).end
-    two.evidence(0)
-    orders = two.tick(1, [0, 1])
+    two.supervisor.evidence(NodeEvidence(node=1, host="n1", time=1, ranks=[]))
+    assert not two.tick(1, heard=[0, 1]).end
+    two.supervisor.evidence(NodeEvidence(node=0, host="n0", time=1, ranks=[]))
+    orders = two.tick(1, heard=[0, 1])
     assert (orders.end, orders.end_grace_s) == ("ranks made no progress", 0.0)
-    two.tick(1, [0, 1])
+    two.tick(1, heard=[0, 1])
     assert two.judged == [{0, 1}]
 
 
 def test_a_node_without_evidence_is_not_waited_for_forever(two: Cluster) -> None:
     two.report(1, alarm=ALARM)
     two.tick()
-    two.evidence(1)
-    assert two.tick(limits.ALL_ANSWER_S + 1, [0, 1]).end
+    two.supervisor.evidence(NodeEvidence(node=1, host="n1", time=1, ranks=[]))
+    assert two.tick(ALL_ANSWER_S + 1, heard=[0, 1]).end
     assert two.judged == [{1}]
 
 
@@ -158,10 +165,11 @@ def test_ranks_without_progress_are_ended_even_if_the_report_cannot_be_written(t
     two.judge_fails = True
     two.report(1, alarm=ALARM)
     two.tick()
-    two.evidence(0, 1)
+    for node in (0, 1):
+        two.supervisor.evidence(NodeEvidence(node=node, host=f"n{node}", time=1, ranks=[]))
     with pytest.raises(OSError, match="No space"):
-        two.tick(1, [0, 1])
-    assert two.tick(0.1, [0, 1]).end
+        two.tick(1, heard=[0, 1])
+    assert two.tick(0.1, heard=[0, 1]).end
 
 
 def test_a_refusal_of_one_agent_ends_the_run(two: Cluster) -> None:
@@ -171,10 +179,17 @@ def test_a_refusal_of_one_agent_ends_the_run(two: Cluster) -> None:
 
 
 def test_a_request_to_kill_shortens_the_grace_of_an_end(two: Cluster) -> None:
-    two.report(1, ends=[end_of(1)])
-    assert two.tick().end_grace_s == limits.FAILURE_GRACE_S
+    two.report(1, ends=[failed(1)])
+    assert two.tick().end_grace_s == FAILURE_GRACE_S
     two.supervisor.request("kill", "allranks cancel --now")
     assert two.tick().end_grace_s == 0.0
+
+
+def test_a_stop_before_the_start_starts_nothing() -> None:
+    cluster = Cluster(1)
+    cluster.supervisor.stop("the job was cancelled")
+    cluster.report(0)
+    assert cluster.tick().start is None
 
 
 def test_a_pause_of_the_driver_itself_is_no_silence_of_the_agents(two: Cluster) -> None:
@@ -195,19 +210,20 @@ def test_an_agent_that_was_killed_just_before_the_end_counts_as_lost(two: Cluste
 
 
 @pytest.mark.parametrize(
-    ("exits", "by_agent", "more", "terminated"),
-    [
-        ((-15, 0), False, {}, True),
-        ((-15, -15), True, {}, False),
-        ((1, 0), False, {}, False),
-        ((0, 0), False, {}, False),
-        ((), False, {}, True),  # the step was ended before its ranks began
-        ((), False, {"refused": "n0: no port"}, False),
-        ((), False, {"ended_nodes": 1, "not_joined": [1]}, False),
-    ],
+    ("exits", "by_agent", "expected"),
+    [((-15, 0), False, True), ((-15, -15), True, False), ((1, 0), False, False), ((0, 0), False, False)],
 )
 def test_a_sigterm_from_outside_is_told_from_one_of_the_agent(
-    exits: tuple[int, ...], by_agent: bool, more: dict[str, Any], terminated: bool
+    exits: tuple[int, ...], by_agent: bool, expected: bool
 ) -> None:
-    ends = [end_of(rank, code, ended_by_agent=by_agent) for rank, code in enumerate(exits)]
-    assert JobEnd(**{"nodes": 2, "ended_nodes": 2, "ends": ends, **more}).terminated is terminated
+    ends = [
+        RankEnd(rank=r, host="n0", pid=r, exitcode=code, time=1.0, ended_by_agent=by_agent)
+        for r, code in enumerate(exits)
+    ]
+    assert JobEnd(nodes=2, ended_nodes=2, ends=ends).terminated is expected
+
+
+def test_a_step_that_was_ended_before_its_ranks_began_was_terminated() -> None:
+    assert JobEnd(nodes=2, ended_nodes=2).terminated
+    assert not JobEnd(nodes=2, ended_nodes=2, refused="n0: no port").terminated
+    assert not JobEnd(nodes=2, ended_nodes=1, not_joined=[1]).terminated

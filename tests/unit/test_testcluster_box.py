@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import stat
 import subprocess
@@ -60,6 +61,13 @@ def test_status_without_a_box_is_one_document_and_exit_1() -> None:
     assert "allranks cluster up" in CliRunner().invoke(cluster, ["status"]).stderr
 
 
+def test_per_node_values() -> None:
+    assert per_node("--cpus", ("4", "n2=8"), int) == {"": 4, "n2": 8}
+    assert per_node("--interface", ("n2=eno1",), str) == {"n2": "eno1"}
+    with pytest.raises(RequestError, match="n2=8"):
+        per_node("--cpus", ("n2=many",), int)
+
+
 def test_missing_programs_name_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(requirements, "SYSTEM_PATH", "/nowhere")
@@ -108,11 +116,16 @@ def test_a_failed_command_becomes_one_sentence() -> None:
     assert last_lines(" \n") == "no output"
 
 
-def test_values_of_options() -> None:
-    assert per_node("--cpus", ("4", "n2=8"), int) == {"": 4, "n2": 8}
-    assert per_node("--interface", ("n2=eno1",), str) == {"n2": "eno1"}
-    with pytest.raises(RequestError, match="n2=8"):
-        per_node("--cpus", ("n2=many",), int)
+def test_own_processes_and_mounts_are_read() -> None:
+    me = os.getpid()
+    assert me in processes.all_pids() and processes.alive(me)
+    assert processes.environment(me).get("PATH") == os.environ.get("PATH")
+    assert me in processes.in_namespaces("net", [str(processes.namespace("self", "net"))])
+    assert any(mount.target == "/proc" and mount.kind == "proc" for mount in processes.mounts("self"))
+    assert processes.marked_processes("no-such-box") == [] and processes.init_processes("no-such-box") == {}
+
+
+def test_rates() -> None:
     assert (bits_per_s("10mbit"), bits_per_s("1.5gbit")) == (10_000_000, 1_500_000_000)
     for wrong in ("10", "0mbit", "-1mbit", "10 mbit", "10MB"):
         with pytest.raises(RequestError, match="--rate"):
@@ -122,12 +135,14 @@ def test_values_of_options() -> None:
 FOLDER = BoxPaths(Path("/run/allranks/box"))
 
 
-def plan(uid: int = 0, version: tuple[int, int] = (22, 5), folders: tuple[str, ...] = (), **options: Any) -> BoxPlan:
+def plan(
+    uid: int = 0, version: tuple[int, int] = (22, 5), python_folders: tuple[str, ...] = (), **options: Any
+) -> BoxPlan:
     return make_box_plan(
         BoxOptions(**options),
         folder=str(FOLDER.path),
         network=IPv4Network("10.77.0.0/24"),
-        machine=Machine("root" if uid == 0 else "ada", uid, uid, 2, 16000, folders),
+        machine=Machine("root" if uid == 0 else "ada", uid, uid, 2, 16000, python_folders),
         slurm_version=version,
     )
 
@@ -137,11 +152,27 @@ def conf(made: BoxPlan) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if not line.startswith(("NodeName", "PartitionName")))
 
 
-def test_a_users_line_replaces_ours_and_cgroups_are_left_alone_in_old_and_new_slurm() -> None:
+def test_a_users_line_replaces_ours_whatever_its_case() -> None:
     text = config_files.slurm_conf(plan(conf=("killwait = 30", "Prolog=/x")), FOLDER)
-    assert "KillWait=5" not in text and text.endswith("killwait = 30\nProlog=/x\n")
+    assert "KillWait=5" not in text
+    assert text.endswith("killwait = 30\nProlog=/x\n")
+
+
+def test_accounting_is_enforced() -> None:
+    settings = conf(plan(accounting=True, gpus={"": 1}))
+    assert settings["AccountingStorageEnforce"] == "associations,limits,qos"
+    assert settings["AccountingStorageTRES"] == "gres/gpu"
+    assert "StoragePass=secret\n" in config_files.slurmdbd_conf(plan(), FOLDER, "secret")
+
+
+def test_cgroups_are_left_alone_in_old_and_new_slurm() -> None:
     assert config_files.cgroup_conf(plan()) == "CgroupPlugin=cgroup/v1\n"
     assert config_files.cgroup_conf(plan(version=(24, 11))) == "CgroupPlugin=disabled\n"
+
+
+def test_nsswitch_keeps_users_and_groups_but_asks_no_name_server() -> None:
+    text = config_files.nsswitch_conf("passwd: files systemd\nhosts:  files mdns4_minimal dns\ngroup: files\n")
+    assert text == "passwd: files systemd\ngroup: files\nhosts: files\n"
 
 
 def test_enter_scripts_quote_hostile_paths_and_are_valid_shell() -> None:
@@ -156,12 +187,12 @@ def test_enter_scripts_quote_hostile_paths_and_are_valid_shell() -> None:
 
 
 def test_a_private_tmp_keeps_the_folders_of_a_python_in_tmp() -> None:
-    made = plan(folders=("/tmp/a b/venv",))  # noqa: S108
+    made = plan(python_folders=("/tmp/a b/venv",))  # noqa: S108
     lines = config_files.enter_script(made, FOLDER, "n1").splitlines()
     own = next(n for n, line in enumerate(lines) if line.endswith("tmp /tmp"))
     before, after = (n for n, line in enumerate(lines) if line.startswith("mount --bind") and "'/tmp/a b/venv'" in line)
     assert before < own < after
-    shared = plan(folders=("/tmp/venv",), shared_tmp=True)  # noqa: S108
+    shared = plan(python_folders=("/tmp/venv",), shared_tmp=True)  # noqa: S108
     assert "venv" not in config_files.enter_script(shared, FOLDER, "n1")
 
 
@@ -174,7 +205,9 @@ def test_a_private_tmp_keeps_the_folders_of_a_python_in_tmp() -> None:
         ("/home/ada/clone/src/allranks", "/usr", []),
     ],
 )
-def test_python_folders_in_tmp(monkeypatch: pytest.MonkeyPatch, package: str, prefix: str, folders: list[str]) -> None:
+def test_folders_of_a_python_in_tmp(
+    monkeypatch: pytest.MonkeyPatch, package: str, prefix: str, folders: list[str]
+) -> None:
     tmp = Path("/tmp")  # noqa: S108 - the nodes' own /tmp is meant
     monkeypatch.setattr(requirements, "PACKAGE_FOLDER", tmp / package)
     monkeypatch.setattr(sys, "prefix", str(tmp / prefix))

@@ -42,6 +42,7 @@ def show_dry_run(run: PreparedRun, as_json: bool, *, full: bool = False) -> None
     import msgspec
 
     from allranks.launch.preview import sequence_problem
+    from allranks.launch.restarts import restart_line
 
     problem = sequence_problem(run.spec, run.plan)
     show_plan(
@@ -50,7 +51,7 @@ def show_dry_run(run: PreparedRun, as_json: bool, *, full: bool = False) -> None
         run.batch_script,
         run.fit,
         run.hand_commands,
-        training_line(run.spec),
+        "\n".join(filter(None, (training_line(run.spec), restart_line(run.spec)))),
         full=full,
     )
 

@@ -28,6 +28,7 @@ from allranks.utils.inputs import read_appended
 from allranks.utils.text import (
     NO_VALUE,
     as_dict,
+    as_list,
     finite_float,
     finite_int,
     format_bytes,
@@ -298,6 +299,13 @@ def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
         return filled(template, m, needed=True)
 
     ranks, device = f"{format_count(m.get('world_size'))} on {n_of(m.get('nodes'), 'node')}", m.get("device")
+    again = [as_dict(one) for one in as_list(m.get("restarts"))]
+    restarts = "; ".join(
+        filled("attempt {attempt:d}: {message} ", one)
+        + f"({'started again' if one.get('action') == 'restart' else 'not started again'}: {format_value(one.get('reason'))})"
+        for one in again
+        if len(again) > 1 or one.get("action") == "restart"
+    )
     wall, early = finite_float(m.get("wall_time_s")), as_dict(m.get("stopped_early"))
     network = as_dict(m.get("network")).get("line")
     if m.get("model") is None:  # a user's own program, whose steps, tokens or proofs are unknown
@@ -310,6 +318,7 @@ def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
             "held-out loss": _change(m, "eval_loss_first", "eval_loss"),
             "speed": ", ".join(filter(None, speeds)),
             "time": format_duration(wall or 0),
+            "restarts": restarts,
             "network": network,
         }
         return [(name, sanitize(value)) for name, value in rows.items() if value]
@@ -321,6 +330,7 @@ def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
         "steps": filled("{steps:d}", m)
         + f" over {attempts} attempts" * (attempts > 1)
         + (f"; the whole run took {format_duration(wall)}" if wall else ""),
+        "restarts": restarts,
         "train loss": _change(m, "train_loss_first", "train_loss_last", trained=bool(m.get("steps"))),
         "router loss": _change(m, "router_aux_loss_first", "router_aux_loss_last"),
         "held-out loss": _change(m, "eval_loss_first", "eval_loss", trained=bool(m.get("eval_s"))),

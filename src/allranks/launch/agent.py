@@ -240,9 +240,9 @@ class Agent:
         mine = nodes[self._node].ranks
         run_id = f"{self._run.name}.{self._attempt}"
         more = self._store_environment(start)
+        place = self._node, len(nodes), world, run_id, self._attempt - 1
         environments = {
-            rank: {**processes.torchrun_environment(rank, i, len(mine), self._node, len(nodes), world, run_id), **more}
-            for i, rank in enumerate(mine)
+            rank: {**processes.torchrun_environment(rank, i, len(mine), *place), **more} for i, rank in enumerate(mine)
         }
         if self._plan.grace_s is not None:
             self._guard = ProcessGuard(run_id, self._plan.grace_s)

@@ -20,11 +20,12 @@ from pathlib import Path
 
 import msgspec
 
-from allranks.errors import EXIT_FAILED, AllranksError, CheckpointError, EnvironmentNotAble
+from allranks.errors import EXIT_FAILED, AllranksError, EnvironmentNotAble
 from allranks.launch.channel_protocol import CHANNEL_VARIABLE
 from allranks.launch.launchers import agent_command, agent_words
 from allranks.launch.outcome import events_of_attempt, finalize_run
 from allranks.launch.rendezvous import LOOPBACK, NodeAddress, Rendezvous, control_port, own_address_towards
+from allranks.launch.restarts import Restart, resume_args
 from allranks.launch.resumption import require_same_schema
 from allranks.launch.slurm.liveness import DriverRecord, print_log_line, slurm_node_name
 from allranks.launch.slurm.requeue import REQUEUE_REASONS, StopAndRequeue, StopRequested
@@ -48,7 +49,6 @@ from allranks.nodes.slurm.srun import SrunStep, srun_command
 from allranks.planning import memory, network_policy
 from allranks.planning.planner import network_job, resolve_device
 from allranks.planning.records import load_plan
-from allranks.rundir import checkpoints
 from allranks.rundir.events import read_run_events
 from allranks.rundir.files import make_folder, read_json, write_json
 from allranks.rundir.paths import RunDir
@@ -100,16 +100,31 @@ class Driver:
             run, self._slurm, record, job=self._job, restart=self._restart, signal_s=self._spec.cluster.slurm.signal_s
         )
         self._hosts: list[str] = []  # what is left of the allocation, once nodes were left out
-        self._srun_options, self._python = agent_command(self._spec, self._plan, run, sys.executable)
+        self._decided: list[Restart] = []  # restarts of this start of the job
 
     def run(self) -> int:
-        """Run the job and return its exit code."""
+        """Run the job and return its exit code; start again within it where the cause of a failure allows it."""
         self._ending.handle_signals()
-        attempt = max(self._run.attempts(), default=0) + 1
-        make_folder(self._run.logs_of(attempt))
-        self._record.write("running", attempt=attempt)
-        self._record.start()
-        write_json(self._run.logs_of(attempt) / "args.json", self._resume_args(attempt))
+        resume: dict[str, object] | None = None
+        while True:
+            attempt = max(self._run.attempts(), default=0) + 1
+            make_folder(self._run.logs_of(attempt))
+            self._record.write("running", attempt=attempt, end=None)
+            if resume is None:
+                self._record.start()
+                resume = self._resume_args(attempt)
+            write_json(self._run.logs_of(attempt) / "args.json", resume)
+            code, again = self._run_attempt(attempt)
+            if again is None:
+                return code
+            self._decided.append(again)
+            resume, notes = resume_args(self._run, self._spec)
+            for line in notes:
+                print_log_line(line)
+
+    def _run_attempt(self, attempt: int) -> tuple[int, Restart | None]:
+        """Run one attempt; return its exit code, and the decision by which the job starts again."""
+        self._srun_options, self._python = agent_command(self._spec, self._plan, self._run, sys.executable)
         try:
             found = self._examine()
             place = self._meet(found)
@@ -127,14 +142,14 @@ class Driver:
                 self._ending.raise_if_stop_requested()
                 code, end = self._start(attempt, place, found)
         except StopRequested:
-            return self._end_before_start(attempt)
+            return self._end_before_start(attempt), None
         except AllranksError:
             # With GraceTime, a preemption signals the steps of a job, such as that of the preflight, and not this
             # script.
             if self._ending.why or self._ending.ask_slurm_for_cause() != "preempted":
                 raise
             self._ending.why = "preempted"
-            return self._end_before_start(attempt)
+            return self._end_before_start(attempt), None
         return self._end(attempt, code, end)
 
     def _end_before_start(self, attempt: int) -> int:
@@ -154,18 +169,10 @@ class Driver:
             return {}
         if isinstance(given, dict) and self._restart == 0:
             return given
-        try:
-            step, problems = checkpoints.newest_checkpoint(self._run)
-            for problem in problems:
-                print_log_line(f"skipped: {problem}")
-            if checkpoints.read_manifest(self._run, step)["mode"] == "full":
-                print_log_line(f"resuming after step {step}")
-                return {"resume_step": step, "inexact": False}
-            why = f"step {step} is a weights-only checkpoint without optimizer state"
-        except CheckpointError:
-            why = "no checkpoint yet"
-        print_log_line(f"{why}: training starts from the beginning")
-        return {"resume_step": None, "anew": True}
+        resume, notes = resume_args(self._run, self._spec)
+        for line in notes:
+            print_log_line(line)
+        return resume
 
     @staticmethod
     def _cpus() -> str:
@@ -368,10 +375,10 @@ class Driver:
                 step.end()
         return code
 
-    def _end(self, attempt: int, code: int, end: JobEnd) -> int:
+    def _end(self, attempt: int, code: int, end: JobEnd) -> tuple[int, Restart | None]:
         if max(self._run.attempts(), default=attempt) > attempt:
             print_log_line("Slurm has started the job again in the meantime; the new start continues the run")
-            return code
+            return code, None
         self._ending.check_signal()
         ranks = [events_of_attempt(events, attempt) for events in read_run_events(self._run).values()]
         stopped = code == 0 and any(e["event"] == "stop" for events in ranks for e in events)
@@ -403,11 +410,19 @@ class Driver:
             state = "done"
         more = {"gave_up": refused[0].upper() + refused[1:]} if refused else {}
         self._record.write("running", end=msgspec.to_builtins(end), why=self._ending.why, **more)
-        finalize_run(self._run, self._spec, self._plan, code, end=end)  # there may be no follower
+        ended = self._ending.why or self._run.cancelled.exists() or end.lost or end.not_joined
+        before = None if state != "failed" or ended else self._decided
+        # there may be no follower
+        result = finalize_run(self._run, self._spec, self._plan, code, end=end, restarts_before=before)
         if state == "failed" and self._ending.requeued_by_slurm():  # Slurm has found a node of the job down meanwhile
             state = "requeued"
+        elif result.restart is not None:
+            for line in result.restart.lines:
+                print_log_line(line)
+            if result.restart.action == "restart":
+                return code, result.restart
         self._record.write(state, exit_code=code)
-        return code
+        return code, None
 
 
 if __name__ == "__main__":

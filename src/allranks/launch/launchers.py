@@ -47,6 +47,8 @@ class Launcher(ABC):
 
     needs_follower: ClassVar[bool] = True
     """Whether a detached run needs a process in the background that follows it."""
+    restarts_here: ClassVar[bool] = False
+    """Whether the process that follows a run starts it again after a failure whose cause allows it."""
 
     @abstractmethod
     def start(self, run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, resume: dict[str, Any]) -> LaunchedJob:
@@ -150,6 +152,8 @@ class Launcher(ABC):
 
 class LocalLauncher(Launcher):
     """``launcher: local``: one agent on this machine, supervised by this process. All else has the defaults."""
+
+    restarts_here = True
 
     def start(self, run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, resume: dict[str, Any]) -> LaunchedJob:
         """Start the agent."""

@@ -17,9 +17,11 @@ from allranks.analysis.metrics import (
     without_repeated_steps,
 )
 from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK
+from allranks.launch import restarts
 from allranks.launch.failure_attribution import FirstFailure, RankEnd, describe_crash, find_first_failure, signal_name
 from allranks.launch.launchers import get_launcher
 from allranks.launch.monitor.hang_rules import list_ranks
+from allranks.launch.restarts import Restart
 from allranks.launch.supervisor import JobEnd
 from allranks.planning.records import LaunchPlan, load_plan
 from allranks.rundir import events as event_files
@@ -48,6 +50,8 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int
     message: str
     metrics: dict[str, Any]
+    restart: Restart | None = None
+    """What was decided on starting again by itself; None: the run did not fail, or nothing was to be decided."""
 
 
 def finalize_run(
@@ -59,6 +63,7 @@ def finalize_run(
     interrupted: bool = False,
     scheduler_end_reason: str = "unknown",
     end: JobEnd | None = None,
+    restarts_before: list[Restart] | None = None,
 ) -> RunResult:
     """Determine how the last attempt ended, and write metrics.json and report.html.
 
@@ -68,6 +73,8 @@ def finalize_run(
         code: exit code of the launcher's job.
         scheduler_end_reason: how the job ended according to the scheduler.
         end: the end as the agents reported it over the control channel; None if no driver recorded it.
+        restarts_before: decide, and record, whether the run starts again by itself; what was decided since a user
+            started it. None: it does not.
     """
     from allranks.analysis.diagnose.run_outcome import failure_of
     from allranks.analysis.report.page import write_report
@@ -89,8 +96,14 @@ def finalize_run(
     if lost_loss := describe_non_finite_loss(metrics):
         message = f"{message}, but {lost_loss}" if status == "succeeded" else f"{message}. Also, {lost_loss}"
         metrics["message"] = message
+    restart = None
     if status != "succeeded":
         metrics |= {"message": message, "failure": msgspec.to_builtins(failure_of(run, message))}
+        asked = end is not None and (end.requested or bool(end.stopped))
+        if status == "failed" and restarts_before is not None and not asked:
+            restart = restarts.decide_and_record(run, spec, attempt, metrics, restarts_before)
+    if history := restarts.read_restarts(run):
+        metrics["restarts"] = msgspec.to_builtins(history)
     try:
         metrics["network"] = outcome_metrics(verify_network(run, attempt))
         write_json(run.metrics, metrics)
@@ -101,7 +114,13 @@ def finalize_run(
         message = f"{message}. metrics.json or the report cannot be written: {filesystem.describe_os_error(error)}"
         metrics["message"] = message
     return RunResult(
-        run=run.name, folder=str(run.root), status=status, exit_code=exit_code, message=message, metrics=metrics
+        run=run.name,
+        folder=str(run.root),
+        status=status,
+        exit_code=exit_code,
+        message=message,
+        metrics=metrics,
+        restart=restart,
     )
 
 
@@ -299,7 +318,9 @@ def recompute_metrics(run: RunDir, *, alive: bool) -> dict[str, Any] | None:
     metrics = summarize(run.name, load_spec(run.spec), load_plan(run), ranks, status) | progress_metrics(ranks)
     if status == "unfinished":
         metrics["message"] = UNFINISHED_MESSAGE.format(run.name)
-    metrics |= {key: before[key] for key in ("message", "failure", "network") if key in before and not alive}
+    metrics |= {
+        key: before[key] for key in ("message", "failure", "network", "restarts") if key in before and not alive
+    }
     write_json(run.metrics, metrics)
     return metrics
 

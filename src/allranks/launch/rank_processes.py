@@ -24,7 +24,7 @@ LEFTOVER_GRACE_S = 3.0  # for processes that a rank leaves behind, such as a log
 
 
 def torchrun_environment(
-    rank: int, local_rank: int, local_size: int, node: int, nodes: int, world_size: int, run_id: str
+    rank: int, local_rank: int, local_size: int, node: int, nodes: int, world_size: int, run_id: str, restarts: int
 ) -> dict[str, str]:
     """Return the variables that torchrun would set for a rank, except the store's address.
 
@@ -40,7 +40,7 @@ def torchrun_environment(
         "WORLD_SIZE": str(world_size),
         "GROUP_WORLD_SIZE": str(nodes),
         "ROLE_WORLD_SIZE": str(world_size),
-        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_RESTART_COUNT": str(restarts),  # a user's own program reads its checkpoint where it is not 0
         "TORCHELASTIC_MAX_RESTARTS": "0",
         RUN_ID_VARIABLE: run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "True",

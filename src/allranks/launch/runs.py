@@ -27,7 +27,7 @@ import msgspec
 
 from allranks.analysis.stragglers import StragglerDetector
 from allranks.errors import DataError, RequestError
-from allranks.launch import resumption
+from allranks.launch import restarts, resumption
 from allranks.launch.launchers import get_launcher, launcher_of
 from allranks.launch.outcome import RunResult, finalize_run
 from allranks.launch.preview import PreparedRun, check_start, plan_with_model, planning_facts, sequence_problem
@@ -253,27 +253,40 @@ def launch(
     observer: Observer,
     resume: dict[str, Any] | None = None,
 ) -> RunResult:
-    """Start one attempt and wait until it ends."""
+    """Start an attempt and wait until it ends; start again by itself where the cause of a failure allows it."""
     tail = EventTail(run_dir, launch_plan.world_size)
     tail.skip_existing()
     shown = GuardedObserver(observer, logging.getLogger(__name__).warning)
     shown.start(run_dir, launch_plan)
+    launcher, decided = get_launcher(spec.cluster.launcher), list[restarts.Restart]()
     with count_signals() as counts:
-        job = get_launcher(spec.cluster.launcher).start(run_dir, spec, launch_plan, attempt, resume or {})
-        limit = partial(StopLimit, run_dir, launch_plan)
-        code = follow(job, tail, shown, counts, limit, launch_plan.grace_s)
-        with suppress(RequestError):
-            launch_plan = load_plan(run_dir)  # the driver makes a new one if it excludes nodes
-        interrupted = counts.interrupts + counts.stops > 0
-        return finalize_run(
-            run_dir,
-            spec,
-            launch_plan,
-            code,
-            interrupted=interrupted,
-            scheduler_end_reason=job.end_reason(),
-            end=job.end(),
-        )
+        while True:
+            job = launcher.start(run_dir, spec, launch_plan, attempt, resume or {})
+            limit = partial(StopLimit, run_dir, launch_plan)
+            code = follow(job, tail, shown, counts, limit, launch_plan.grace_s)
+            with suppress(RequestError):
+                launch_plan = load_plan(run_dir)  # the driver makes a new one if it excludes nodes
+            end, interrupted = job.end(), counts.interrupts + counts.stops > 0
+            may_restart = launcher.restarts_here and not interrupted
+            result = finalize_run(
+                run_dir,
+                spec,
+                launch_plan,
+                code,
+                interrupted=interrupted,
+                scheduler_end_reason=job.end_reason(),
+                end=end,
+                restarts_before=decided if may_restart else None,
+            )
+            one = result.restart
+            if one is None:
+                return result
+            for line in one.lines[one.action == "stop" :]:  # the result ends with the last failure
+                shown.say(line)
+            if one.action == "stop" or counts.interrupts + counts.stops > 0:
+                return result
+            decided.append(one)
+            attempt, resume = attempt + 1, restarts.resume_args(run_dir, spec)[0]
 
 
 def resume(

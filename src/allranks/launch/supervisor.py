@@ -63,6 +63,7 @@ class JobEnd(msgspec.Struct, frozen=True, kw_only=True):
     stopped: str = ""
     ended: str = ""
     hang: str = ""
+    requested: bool = False  # a user asked for the end
 
     @property
     def failed(self) -> list[RankEnd]:
@@ -207,6 +208,7 @@ class Supervisor:
         self._limit = limit
         self._expired: Callable[[float], bool] | None = None
         self._end_reason = ""
+        self._requested = False
         self._links: dict[int, AgentLink] = {}
 
     def evidence(self, found: NodeEvidence) -> None:
@@ -215,6 +217,7 @@ class Supervisor:
 
     def request(self, order: str, reason: str) -> None:
         """Receive a user's request: ``stop`` or ``kill``."""
+        self._requested = True
         if order == "kill":
             self.kill(reason)
         else:
@@ -306,6 +309,7 @@ class Supervisor:
             stopped=self._orders.stop,
             ended=self._orders.end,
             hang=self._hang,
+            requested=self._requested,
         )
 
     def _start(self, now: float) -> None:

@@ -60,6 +60,8 @@ class RunDir(Struct, frozen=True):
     """Last record of a Slurm job's driver: job, start number, and how it ended."""
     cancelled = _Below("logs/cancelled")
     """Exists once a user has cancelled a Slurm job, which is then not requeued."""
+    restarts = _Below("restarts.json")
+    """What was decided after each failed attempt, and why; absent if none was decided on."""
     events = _Below("events")
     telemetry = _Below("telemetry")
     logs = _Below("logs")

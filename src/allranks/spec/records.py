@@ -324,6 +324,13 @@ class SlurmSpec(Record, frozen=True):
     """further options of sbatch, as --name=value"""
 
 
+class RestartSpec(Record, frozen=True):
+    """Restarts without a user after an attempt failed, by the cause of the failure."""
+
+    max: NonNegativeInt | None = None
+    """at most as many; 0 = none; null = 3 for a training, 0 for your own program"""
+
+
 class ClusterSpec(Record, frozen=True):
     """Where the run executes."""
 
@@ -369,6 +376,8 @@ class ClusterSpec(Record, frozen=True):
     same"""
     timeout_s: Annotated[int, Meta(ge=1)] = 600
     """timeout of collectives, in seconds"""
+    restarts: RestartSpec = RestartSpec()
+    """what starts again by itself: lost nodes and links, faulty GPUs, passing trouble, once what is unknown"""
 
     @property
     def launched_by(self) -> LauncherInfo:

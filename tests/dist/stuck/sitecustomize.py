@@ -1,6 +1,7 @@
 """Makes ranks of a test's run stand still or fail at their CALL-th batch, as ``STUCK=HOW:RANK:CALL;...`` says."""
 
 import os
+import signal
 import time
 
 
@@ -23,6 +24,12 @@ def burn_a_while() -> None:
     until = time.thread_time() + float(os.environ["STUCK_S"])
     while time.thread_time() < until:
         pass
+
+
+def killed() -> None:
+    """By SIGKILL, in the attempts that ``STUCK_ATTEMPTS`` lists."""
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] in os.environ["STUCK_ATTEMPTS"].split(","):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def slow_backward() -> None:

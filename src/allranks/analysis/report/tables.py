@@ -105,6 +105,15 @@ def attempt_table(data: RunData) -> Table | None:
             )  # the page begins with the reason
         return long_cell(a.end or "ended without a message")
 
+    decided = {one.get("attempt"): one for one in map(as_dict, as_list(data.metrics.get("restarts")))}
+
+    def next_action(a: AttemptRecord) -> Cell:
+        one = decided.get(a.number)
+        if one is None:
+            return ""
+        what = "started again" if one.get("action") == "restart" else "not started again"
+        return long_cell(f"{what}: {format_value(one.get('reason'))}")
+
     columns = [
         ("attempt", lambda a: number_cell(f"{a.number}")),
         ("started", lambda a: text.format_timestamp(a.began)),
@@ -112,6 +121,7 @@ def attempt_table(data: RunData) -> Table | None:
         ("last step", lambda a: number_cell(format_count(a.last_step))),
         ("time", spent),
         ("end", end),
+        *([("then", next_action)] if decided else []),
     ]
     return listing("attempts", "Attempts", attempts, columns, what="attempts")
 

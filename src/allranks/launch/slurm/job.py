@@ -11,6 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from allranks.errors import EnvironmentNotAble
+from allranks.launch.restarts import read_restarts
 from allranks.launch.slurm import liveness
 from allranks.launch.slurm.liveness import DriverLiveness
 from allranks.launch.supervisor import JobEnd, LaunchedJob, job_end_of
@@ -41,6 +42,7 @@ class SlurmJob(LaunchedJob):
         self._killed_at: float | None = None
         self._overdue = DriverLiveness(run, job)
         self._notes: list[str] = []
+        self._decided = len(read_restarts(run))
         self._examined = False
         self.label = f"Slurm job {job}"
 
@@ -93,6 +95,10 @@ class SlurmJob(LaunchedJob):
     def news(self) -> str | None:
         if not self._examined and self._state.state != "PENDING":
             self._read_preflight()
+        if not self._notes and self._run.restarts.exists():
+            decided = read_restarts(self._run)[self._decided :]
+            self._decided += len(decided)
+            self._notes += [line for one in decided for line in one.lines]
         if self._notes:
             return self._notes.pop(0)
         text = self._text()

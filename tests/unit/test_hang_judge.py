@@ -1,9 +1,7 @@
-"""Rules of hangs: which rank is named by each kind of evidence, and when nobody is; which sizes of a collective must
-agree between ranks; and when a user's own program hangs, with a clock set by hand."""
+"""Which rank a hang is attributed to, by each kind of evidence; and when it is better to name nobody."""
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -11,24 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from allranks.analysis.diagnose import diagnose
-from allranks.analysis.flight_recorder import (
-    CollectiveCall,
-    OpenCollective,
-    RecordedCall,
-    open_collectives,
-    read_flight_record,
-)
+from allranks.analysis.flight_recorder import CollectiveCall
 from allranks.analysis.stacks import StackFrame
 from allranks.launch.monitor.evidence import save_evidence
-from allranks.launch.monitor.hang_rules import HangAnalyzer, analyze_hang, due_alarm
-from allranks.launch.monitor.hang_watch import RankSample, ScriptSilence, Silence
-from allranks.launch.monitor.procfs import ProcessWork
+from allranks.launch.monitor.hang_rules import HangAnalyzer, analyze_hang
 from allranks.launch.monitor.records import HangAlarm, HangReport, NodeEvidence, RankEvidence
-from allranks.planning.records import Limits
 from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
-from allranks.utils.collectives import size_rule
 
 ALARM = HangAlarm(
     node=0, host="n1", rank=0, phase="train", part="backward", step=6, since=100.0, time=104.0, limit_s=4.0
@@ -101,8 +88,10 @@ def test_other_operations_and_other_sizes_are_a_mismatch() -> None:
     two = verdict(SECOND, OTHER)
     assert named(two) == [0, 1] and "ranks 0, 1" in two.sentence  # which of two is wrong cannot be decided
     early = verdict(SECOND, {**OTHER, "part": "data"})  # but one that should be reading its data is
-    # what it called is wrong, whatever it was to read
-    assert (named(early), early.kind) == ([1], "collective_mismatch")
+    assert (named(early), early.kind) == (
+        [1],
+        "collective_mismatch",
+    )  # what it called is wrong, whatever it was to read
 
 
 def test_the_first_collective_that_did_not_end_decides_in_each_group_by_itself() -> None:
@@ -268,7 +257,9 @@ def test_evidence_of_a_node_that_the_driver_does_not_reach_is_taken_from_the_run
 
 
 @pytest.mark.parametrize("refused", ["hang", "events"])
-def test_verdicts_that_cannot_be_written_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture, refused: str) -> None:
+def test_the_verdict_is_kept_where_it_cannot_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, refused: str
+) -> None:
     run, evidence = RunDir(tmp_path), (INSIDE, {**BEHIND, "part": "data"}, INSIDE)
     (tmp_path / refused).write_text("a file is where the folder must be")
     with caplog.at_level(logging.WARNING):
@@ -277,174 +268,3 @@ def test_verdicts_that_cannot_be_written_stay(tmp_path: Path, caplog: pytest.Log
     assert "rank 1 on n2" in sentence and "/home/u/rows.py:12 in read" in sentence
     assert "cannot be written" in caplog.text
     assert run.hang_report(1).exists() == (refused == "events")
-
-
-# name, (input sizes, output sizes) of rank 0 and of rank 1. Those of gloo as torch 2.13 records them; those of nccl as
-# in torch's own tests of its flight-recorder analyzer
-Sizes = tuple[list[list[int]], list[list[int]]]
-ALLOWED: dict[str, tuple[str, Sizes, Sizes]] = {
-    "gather": ("gloo:gather", ([[3]], [[2, 3]]), ([[3]], [])),
-    "scatter": ("gloo:scatter", ([[2, 3]], [[3]]), ([], [[3]])),
-    "uneven splits": ("nccl:all_to_all", ([[7]], [[5]]), ([[4]], [[6]])),
-    "uneven list": ("nccl:ALLGATHER_coalesced", ([], []), ([], [])),
-    "coalesced": ("nccl:coalesced", ([[2]], [[2]]), ([[3]], [[3]])),
-    "barrier": ("gloo:barrier", ([], []), ([], [])),
-    "unknown": ("other:fused_op", ([[2]], [[2]]), ([[3]], [[3]])),
-}
-FORBIDDEN: dict[str, tuple[str, Sizes, Sizes]] = {
-    "FSDP gathers": ("nccl:_all_gather_base", ([[512]], [[1024]]), ([[480]], [[960]])),
-    "FSDP2 gathers": ("nccl:all_gather_into_tensor", ([[512]], [[1024]]), ([[480]], [[960]])),
-    "FSDP reduces": ("nccl:_reduce_scatter_base", ([[1024]], [[512]]), ([[960]], [[480]])),
-    "ZeRO": ("nccl:reduce_scatter_tensor_coalesced", ([[8], [8]], [[4], [4]]), ([[8], [6]], [[4], [3]])),
-    "list": ("gloo:all_gather", ([[3]], [[2, 3]]), ([[4]], [[2, 4]])),
-    "all-reduce": ("gloo:all_reduce", ([[6]], [[6]]), ([[8]], [[8]])),
-    "broadcast": ("gloo:broadcast", ([[6]], [[6]]), ([[8]], [[8]])),
-    "gather": ("gloo:gather", ([[3]], [[2, 3]]), ([[4]], [])),
-    "scatter": ("gloo:scatter", ([[2, 3]], [[3]]), ([], [[4]])),
-}
-
-
-def _records(folder: Path, name: str, *ranks: Sizes) -> list[list[RecordedCall]]:
-    """Write the dumps of ranks whose second call has these sizes; return the calls that are read from them."""
-    usual: dict[str, Any] = {"process_group": ["0", "default_pg"], "is_p2p": False}
-    usual["frames"] = [{"name": "step", "filename": "/home/u/train.py", "line": 30}]
-    done = usual | {"collective_seq_id": 1, "profiling_name": "gloo:barrier", "retired": True, "state": "scheduled"}
-    second = usual | {"collective_seq_id": 2, "profiling_name": name, "state": "started"}
-    paths = [folder / f"trace_rank_{rank}.json" for rank in range(len(ranks))]
-    for path, (inputs, outputs) in zip(paths, ranks, strict=True):
-        entries = [done, {**second, "input_sizes": inputs, "output_sizes": outputs}]
-        path.write_text(json.dumps({"pg_config": {}, "entries": entries}))
-    return [read_flight_record(path).calls for path in paths]
-
-
-def _compare(ranks: list[list[RecordedCall]]) -> OpenCollective[RecordedCall]:
-    (opened,) = open_collectives(dict(enumerate(ranks)))
-    return opened
-
-
-CASES = [(rule, name) for rule, cases in (("hang", ALLOWED), ("mismatch", FORBIDDEN)) for name in cases]
-
-
-@pytest.mark.parametrize(("rule", "name"), CASES)
-def test_only_sizes_that_must_be_equal_are_a_mismatch(tmp_path: Path, rule: str, name: str) -> None:
-    ranks = _records(tmp_path, *(ALLOWED if rule == "hang" else FORBIDDEN)[name])
-    assert _compare(ranks).differs == (rule == "mismatch")
-    assert [f.id for f in diagnose([tmp_path]).findings] == [f"collective_{rule}"]
-    watched = verdict(*({"stack": [], "calls": [c.without_stack() for c in calls]} for calls in ranks))
-    assert watched.kind == f"collective_{rule}"
-
-
-def test_the_rank_with_the_other_size_is_named_with_both_sizes(tmp_path: Path) -> None:
-    name, even, odd = FORBIDDEN["FSDP gathers"]
-    opened = _compare(_records(tmp_path, name, even, odd, even))
-    assert opened.rarest == [1]
-    assert opened.describe(opened.calls[1]) == "_all_gather_base [[480]]"
-    assert opened.describe(opened.contrast(1)) == "_all_gather_base [[512]]"
-    finding = diagnose([tmp_path]).findings[0]
-    assert finding.rank == 1 and "rank 1: _all_gather_base [[480]] in /home/u/train.py:30:step" in finding.cause
-
-
-def test_sizes_that_were_not_recorded_are_no_mismatch(tmp_path: Path) -> None:
-    call = _compare(_records(tmp_path, *FORBIDDEN["all-reduce"])).calls[0]
-    calls = {0: [call], 1: [RecordedCall(group="0", seq=2, op="all_reduce", sizes="", done=False, state="", frames=[])]}
-    assert not next(open_collectives(calls)).differs
-
-
-def test_all_spellings_of_a_name_have_one_rule() -> None:
-    spellings = "nccl:_all_gather_base _ALLGATHER_BASE c10d::_allgather_base_ _c10d_functional::all_gather_into_tensor"
-    for name in spellings.split():
-        rule = size_rule(name)
-        assert rule is not None and rule.inputs and rule.outputs and rule.even_calls, name
-
-
-IN_BARRIER = ("/v/torch/distributed/distributed_c10d.py:barrier", "/u/train.py:main")
-ASLEEP = ("/u/rows.py:read", "/u/train.py:main")
-SPINNING = ("/u/train.py:spin",)
-BUILDING = ("/usr/lib/python3.11/subprocess.py:wait", "/v/torch/utils/cpp_extension.py:_run_ninja_build")
-AWAITS_BUILD = ("/v/site-packages/torch/utils/file_baton.py:wait", "/v/torch/utils/cpp_extension.py:_jit_compile")
-LIMITS = Limits(step_s=20.0, long_s=60.0)
-Ranks = tuple[int, ...]
-
-
-def silence(
-    *stacks: tuple[str, ...], working: Ranks = (), speaking: Ranks = (), until_s: int = 100, device: str = "cpu",
-    collectives: bool = True, changing: Ranks = (), compiling: Ranks = (),
-) -> tuple[float, Silence] | None:  # fmt: skip
-    """Return the first silence and its time: one look a second at ranks that stop making progress at 3 s."""
-    script = ScriptSilence(LIMITS, device)
-    for second in range(until_s):
-        samples = {
-            rank: RankSample(
-                progress=second if rank in speaking else min(second, 3),
-                work=ProcessWork(second * (rank in working), second * (rank in compiling), 0),
-                stack=(f"/u/part{second}.py:f", *stack) if rank in changing else stack,
-                others_needed=collectives,
-            )
-            for rank, stack in enumerate(stacks)
-        }
-        if reported := script.look(float(second), 0.0, samples):
-            return float(second), reported
-    return None
-
-
-def test_the_shorter_limit_is_for_ranks_that_are_stuck_and_the_longer_one_for_the_others() -> None:
-    stuck: dict[str, Any] = {"since": 3.0, "limit_s": 20.0, "stuck": True}
-    other: dict[str, Any] = {"since": 3.0, "limit_s": 60.0, "stuck": False}
-    assert silence(IN_BARRIER, ASLEEP) == (24.0, Silence(rank=1, waiting=True, **stuck))
-    assert silence(IN_BARRIER, SPINNING, working=(1,)) == (64.0, Silence(rank=1, waiting=True, **other))
-    # a build may be that of another job; a lock that nobody holds is reported all the same
-    assert silence(AWAITS_BUILD, AWAITS_BUILD) == (64.0, Silence(rank=0, waiting=True, **other))
-    changing = silence(ASLEEP, ASLEEP, changing=(0,))  # idle ranks, of which one has another stack each time
-    assert changing is not None and not changing[1].stuck
-
-
-LOGS = ("/u/train.py:log",)
-
-
-@pytest.mark.parametrize(
-    ("stacks", "more"),
-    [
-        ((IN_BARRIER, ASLEEP), {"speaking": (1,)}),  # a line or report of any rank is progress of all
-        ((ASLEEP, IN_BARRIER), {"speaking": (0,)}),
-        ((ASLEEP, ASLEEP), {"collectives": False}),
-        ((LOGS, LOGS), {"working": (0, 1), "until_s": 30}),
-        ((LOGS, LOGS), {"working": (0, 1), "changing": (0,), "device": "cuda", "until_s": 30}),
-        *(
-            ((BUILDING, other), {"compiling": (0,), "device": device, "until_s": 60})  # it builds an extension
-            for other in (AWAITS_BUILD, IN_BARRIER)
-            for device in ("cpu", "cuda")
-        ),
-    ],
-)
-def test_a_program_that_makes_progress_or_calls_no_collectives_is_not_silent(
-    stacks: tuple[tuple[str, ...], ...], more: dict[str, Any]
-) -> None:
-    assert silence(*stacks, **more) is None
-
-
-def test_on_a_gpu_a_thread_that_waits_for_it_is_not_at_work() -> None:
-    assert silence(LOGS, LOGS, working=(0, 1), device="cuda", until_s=30) is not None
-
-
-def test_the_limit_is_10_times_the_median_interval_of_progress() -> None:
-    script = ScriptSilence(LIMITS, "cpu")
-    for second in range(0, 60, 5):
-        sample = RankSample(progress=second, work=ProcessWork(), stack=IN_BARRIER, others_needed=True)
-        script.look(float(second), 0.0, {0: sample})
-    assert script.limit_s == 50.0
-
-
-@pytest.mark.parametrize(
-    ("alarms", "whole_job", "due"),
-    [
-        # stuck, waiting of each node
-        ([(True, True)], True, False),  # the other node makes progress
-        ([(True, True), (True, False)], True, True),
-        ([(True, True), (False, False)], True, True),  # one waits for another that loops
-        ([(False, False), (False, False)], True, False),  # all compute, nobody waits
-        ([(True, False)], False, True),  # allranks' own training
-    ],
-)
-def test_a_program_hangs_if_all_nodes_are_silent(alarms: list[tuple[bool, bool]], whole_job: bool, due: bool) -> None:
-    of_node = [{"stuck": stuck, "waiting": waiting, "whole_job": whole_job} for stuck, waiting in alarms]
-    assert (due_alarm([msgspec.structs.replace(ALARM, **more) for more in of_node], 2) is not None) == due
