@@ -110,7 +110,7 @@ def attempt_table(data: RunData) -> Table | None:
     def next_action(a: AttemptRecord) -> Cell:
         one = decided.get(a.number)
         if one is None:
-            return ""
+            return long_cell("")
         what = "started again" if one.get("action") == "restart" else "not started again"
         return long_cell(f"{what}: {format_value(one.get('reason'))}")
 
