@@ -110,9 +110,11 @@ def test_structured_messages_are_read_by_their_fields(tmp_path: Path, line: str,
         ("FileNotFoundError: [Errno 2] No such file or directory: '/d'", "a file or folder is not there"),
     ],
 )
-def test_an_exception_gets_the_remedy_of_its_family(said: str, title: str) -> None:
+def test_an_exception_gets_the_remedy_of_its_family(tmp_path: Path, said: str, title: str) -> None:
     family = family_of(said)
     assert family is not None and family.title.startswith(title)
+    error = of(tmp_path, "ValueError: loss is nan at step 5").findings[0]
+    assert "not finite" in error.title and "learning rate" in error.fix
 
 
 def test_an_exception_that_python_ignores_is_none(tmp_path: Path) -> None:
