@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch._dynamo.backends.common import aot_autograd
 from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -27,9 +28,8 @@ IDS = torch.arange(48).view(2, 24)
 
 
 def config_of(kind: str) -> Any:
-    return AutoConfig.for_model(
-        kind, **CONFIG, **({"num_experts": 6, "num_experts_per_tok": 2} if kind == "olmoe" else {})
-    )
+    experts = {"num_experts": 6, "num_experts_per_tok": 2} if kind == "olmoe" else {}
+    return AutoConfig.for_model(kind, **CONFIG, **experts)
 
 
 def model_of(kind: str = "llama", *, lora: bool, dropout: float = 0.2) -> Any:
@@ -59,7 +59,7 @@ def test_each_mode_gives_bitwise_the_same_gradients(lora: bool) -> None:
     for mode in ("selective", "full"):
         model = model_of(lora=lora)
         assert set_block_forward(model, mode) == CONFIG["num_hidden_layers"]
-        assert all(torch.equal(a, b) for a, b in zip(gradients(model), expected, strict=True)), mode
+        assert all_equal(gradients(model), expected), mode
 
 
 @pytest.mark.parametrize("lora", [False, True])
@@ -87,19 +87,21 @@ def failing(graph: Any, inputs: Any) -> Any:
     raise RuntimeError("no C++ compiler\nmore of the message")
 
 
+def all_equal(found: list[Any], expected: list[Any]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 @pytest.mark.parametrize("mode", ["none", "full"])
 def test_a_compiler_that_fails_is_reported_once_and_the_step_is_that_of_a_model_without(mode: str) -> None:
     expected, model, said = gradients(model_of(lora=False)), model_of(lora=False), []
     set_block_forward(model, mode, Compilation(static=True, report=said.append, backend=failing))
     for _ in range(2):
         model.zero_grad()
-        assert all(torch.equal(a, b) for a, b in zip(gradients(model), expected, strict=True))
+        assert all_equal(gradients(model), expected)
     assert len(said) == 1 and "no C++ compiler" in said[0] and "\n" not in said[0], said
 
 
 def test_a_backward_that_cannot_be_compiled_fails_in_the_first_forward() -> None:
-    from torch._dynamo.backends.common import aot_autograd
-
     calls: list[Any] = []
 
     def backward(graph: Any, inputs: Any) -> Any:
@@ -112,13 +114,10 @@ def test_a_backward_that_cannot_be_compiled_fails_in_the_first_forward() -> None
     loss = loss_of(model)
     assert calls and len(said) == 1, "before backward"
     loss.backward()
-    found = [p.grad for p in model.parameters()]
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert all_equal([p.grad for p in model.parameters()], expected)
 
 
 def test_compiled_blocks_keep_names_share_one_program_and_do_not_evaluate() -> None:
-    from torch._dynamo.backends.common import aot_autograd
-
     graphs: list[Any] = []
 
     def count(graph: Any, inputs: Any) -> Any:
@@ -127,12 +126,9 @@ def test_compiled_blocks_keep_names_share_one_program_and_do_not_evaluate() -> N
 
     model, names = model_of(lora=False), list(model_of(lora=False).state_dict())
     expected = gradients(model_of(lora=False))
-    set_block_forward(
-        model, "none", Compilation(static=True, report=pytest.fail, backend=aot_autograd(fw_compiler=count))
-    )
-    model.eval()
-    loss_of(model)
-    assert not graphs
+    backend = aot_autograd(fw_compiler=count)
+    set_block_forward(model, "none", Compilation(static=True, report=pytest.fail, backend=backend))
+    loss_of(model.eval())
     with torch.no_grad():
         loss_of(model.train())
     assert not graphs

@@ -1,7 +1,6 @@
 """Chats of several turns: every reply is trained, as the model has to write it, after the text that it then reads.
 
-The chat templates and the masks of reference are those of the package trl; every text of reference is written by
-transformers.
+The templates and the masks of reference are those of the package trl; texts of reference are written by transformers.
 """
 
 from __future__ import annotations
@@ -32,16 +31,13 @@ ENDS = {
 SPECIAL = re.compile(r"<\|[^|<>\s]+\|?>|<[^|<>\s]*\|>|<(?:start|end)_of_\w+>|\[gMASK\]|<sop>")
 QUESTIONS = ["What is 1+1?", "Say: It is two. 🙂", "ok"]
 REPLIES = ["It is two.", "It is two.", "Bye é🙂"]
-CHAT = [
-    {"role": role, "content": text}
-    for pair in zip(QUESTIONS, REPLIES, strict=True)
-    for role, text in zip(("user", "assistant"), pair, strict=True)
+TURNS = [
+    turn for pair in zip(QUESTIONS, REPLIES, strict=True) for turn in zip(("user", "assistant"), pair, strict=True)
 ]
+CHAT = [{"role": role, "content": text} for role, text in TURNS]
 """The second question has the text of a reply, and two replies are the same."""
-THINKING = [
-    {**m, "reasoning_content": f"hmm {i}", "thinking": f"hmm {i}"} if m["role"] == "assistant" else m
-    for i, m in enumerate(CHAT)
-]
+THINKING = [m | ({"reasoning_content": "hmm", "thinking": "hmm"} if m["role"] == "assistant" else {}) for m in CHAT]
+SUB = {"function": {"name": "sub", "arguments": {}}}
 CALL = {"type": "function", "id": "c1", "function": {"name": "add", "arguments": '{"a": 1, "b": "ü"}'}}
 TOOL_CHAT = [
     {"role": "user", "content": "Add."},
@@ -49,12 +45,8 @@ TOOL_CHAT = [
     {"role": "tool", "content": "3", "name": "add", "tool_call_id": "c1"},
     {"role": "assistant", "content": "It is 3."},
 ]
-TOOLS = (
-    {
-        "type": "function",
-        "function": {"name": "add", "description": "adds", "parameters": {"type": "object", "properties": {}}},
-    },
-)
+FUNCTION = {"name": "add", "description": "adds", "parameters": {"type": "object", "properties": {}}}
+TOOLS = ({"type": "function", "function": FUNCTION},)
 
 
 def template(name: str) -> str:
@@ -73,10 +65,8 @@ def tokenizer_of(family: str, text: str | None = None) -> Any:
     special = sorted({*SPECIAL.findall(template(family)), end, "<bos>", "<pad>"})
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=500, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
+    made_of = {"special_tokens": special, "initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
+    trainer = trainers.BpeTrainer(vocab_size=500, show_progress=False, **made_of)
     raw.train_from_iterator(["user assistant system tool hmm What is It is two. Bye"] * 3, trainer)
     raw.add_tokens([AddedToken("<think>", special=False), AddedToken("</think>", special=False)])
     made = PreTrainedTokenizerFast(tokenizer_object=raw)
@@ -87,10 +77,8 @@ def tokenizer_of(family: str, text: str | None = None) -> Any:
 
 def trained(messages: list[Message], tokenizer: Any, **options: Any) -> Iterator[tuple[list[int], list[int]]]:
     """Yield the tokens before each trained part of a chat, and those of the part."""
-    rows = encode_text(
-        [Example(messages=tuple(messages), row=0, **options)], tokenizer, max_length=None, mask_prompt=True
-    )
-    for row in rows:
+    chat = Example(messages=tuple(messages), row=0, **options)
+    for row in encode_text([chat], tokenizer, max_length=None, mask_prompt=True):
         ids, at = row.ids.tolist(), 0
         for wanted, group in groupby(row.mask.tolist()):
             size = len(list(group))
@@ -106,15 +94,12 @@ def parts(messages: list[Message], tokenizer: Any, **options: Any) -> list[str]:
 NAMED = [
     # family, what ends a reply within a row, and at the end of a row; None: no reply ends within a row
     ("phi3", CHAT, "<|end|>", "<|end|>\n<|endoftext|>"),
-    ("phi3_5", CHAT, "<|end|>", "<|end|>\n<|endoftext|>"),
     ("gptoss", CHAT, "", "<|return|>"),
     ("gptoss", THINKING, None, "<|return|>"),
     ("glm4moe", CHAT, "<|user|>", "<|endoftext|>"),
     ("glm4moe", THINKING, None, "<|endoftext|>"),
-    ("qwen3", CHAT, None, "<|im_end|>"),
     ("qwen3", THINKING, None, "<|im_end|>"),
     ("qwen3_5_think", CHAT, None, "<|im_end|>"),
-    ("qwen3_5_think", THINKING, None, "<|im_end|>"),
     ("qwen3_5_nothink", CHAT, None, "<|im_end|>"),
     ("llama3", CHAT, "<|eot_id|>", "<|eot_id|>"),
     ("qwen2_5", CHAT, "<|im_end|>", "<|im_end|>"),
@@ -141,38 +126,28 @@ def test_every_reply_is_trained_after_what_the_model_reads(
         assert before == prompt
         ends = end if within is None or number == numbers[-1] else middle
         content = reply[: len(reply) - len(ends)]
-        assert content == whole[len(prompt) :][: len(content)]
-        assert reply[len(content) :] == ends
+        assert content == whole[len(prompt) :][: len(content)] and reply[len(content) :] == ends
         text = tokenizer.decode(content)
-        assert text.endswith(messages[number]["content"])
-        assert messages[number].get("thinking", "") in text
+        assert text.endswith(messages[number]["content"]) and messages[number].get("thinking", "") in text
 
 
 @pytest.mark.parametrize(
     ("family", "messages", "given"),
     [
         ("phi3", CHAT, ""),
-        ("phi3_5", CHAT, ""),
         ("glm4moe", CHAT, ""),
         ("gptoss", CHAT, "<|start|>assistant"),
-        ("llama3", CHAT, ""),
         ("qwen2_5", CHAT, "\n"),
         ("qwen3_instruct_2507", CHAT, ""),
         ("gemma3", CHAT, ""),
         ("cohere", CHAT, ""),
-        ("qwen3", CHAT, ""),
         ("qwen3", THINKING, ""),
         ("qwen3_5_think", CHAT, "<think>\n"),
-        ("qwen3_5_think", THINKING, "<think>\n"),
         ("qwen3_5_nothink", CHAT, "<think>\n\n</think>\n\n"),
     ],
 )
 def test_the_same_is_trained_as_by_trl(family: str, messages: list[Message], given: str) -> None:
-    """Compared with the masks of TRL's template for training.
-
-    Args:
-        given: what TRL trains, although the prompt has it.
-    """
+    """Compared with the masks of TRL's template for training, which trains `given`, although the prompt has it."""
     tokenizer = tokenizer_of(family)
     by_trl = tokenizer.apply_chat_template(
         messages, chat_template=template(f"{family}_training"), return_dict=True, return_assistant_tokens_mask=True
@@ -181,50 +156,35 @@ def test_the_same_is_trained_as_by_trl(family: str, messages: list[Message], giv
     theirs = [tokenizer.decode([token for token, _ in group]) for wanted, group in runs if wanted]
     assert all(text.startswith(given) for text in theirs)
     ends = {"<|end|>", tokenizer.eos_token, "<|user|>"}  # gpt-oss, GLM-4 and Gemma: see the test above
-    assert [_without(text.removeprefix(given), ends) for text in theirs] == [
-        _without(text, ends) for text in parts(messages, tokenizer)
-    ]
 
+    def without(text: str) -> str:
+        """Return a reply without white space and end tokens at its end, of which TRL trains others."""
+        while any((text := text.rstrip()).endswith(end) for end in ends):
+            text = text.removesuffix(next(end for end in ends if text.endswith(end)))
+        return text
 
-def _without(text: str, ends: set[str]) -> str:
-    """Return a reply without white space and end tokens at its end, of which TRL trains others."""
-    while any((text := text.rstrip()).endswith(end) for end in ends):
-        text = text.removesuffix(next(end for end in ends if text.endswith(end)))
-    return text
+    ours = [without(text) for text in parts(messages, tokenizer)]
+    assert [without(text.removeprefix(given)) for text in theirs] == ours
 
 
 @pytest.mark.parametrize("family", ["phi3", "gptoss", "glm4moe", "qwen3_5_think", "gemma3", "llama3"])
 def test_marks_of_the_template_are_used(family: str) -> None:
-    """The template of TRL marks with ``{% generation %}`` what it trains; what the prompt has already is not trained
-    again."""
-    tokenizer = tokenizer_of(family, template(f"{family}_training"))
-    found = parts(CHAT, tokenizer)
-    assert len(found) == len(REPLIES)
+    """TRL's template marks with ``{% generation %}`` what it trains; what the prompt has already is not trained."""
+    found = parts(CHAT, tokenizer_of(family, template(f"{family}_training")))
     assert all(reply in text for reply, text in zip(REPLIES, found, strict=True))
     assert not any("assistant" in text or "What" in text for text in found)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5_think", "phi3", "glm4moe", "gptoss", "gemma4_v5"])
 def test_edges_of_chats(family: str) -> None:
-    """A system message, consecutive and empty replies, a border between emojis, white space, and a message after the
-    last reply."""
+    """A system message, consecutive and empty replies, a border between emojis, white space, and a last question."""
     tokenizer = tokenizer_of(family)
-    chat = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "🙂"},
-        {"role": "assistant", "content": "🙂🙂"},
-        {"role": "assistant", "content": "é"},
-        {"role": "user", "content": "What\n"},
-        {"role": "assistant", "content": ""},
-        {"role": "user", "content": "ok"},
-    ]
-    if family in (
-        "qwen3",
-        "gemma4_v5",
-    ):  # write two replies as one, or the first differently in the prompt of the second
-        with pytest.raises(
-            DataError, match=r"row 0, message 3 \(assistant\): it cannot be located .* join it with message 2"
-        ):
+    texts = ("Be brief.", "🙂", "🙂🙂", "é", "What\n", "", "ok")
+    roles = ("system", "user", "assistant", "assistant", "user", "assistant", "user")
+    chat = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+    if family in ("qwen3", "gemma4_v5"):  # two replies as one, or the first differently in the prompt of the second
+        wrong = r"row 0, message 3 \(assistant\): it cannot be located .* join it with message 2"
+        with pytest.raises(DataError, match=wrong):
             parts(chat, tokenizer)
         del chat[3]
     numbers = [i for i, message in enumerate(chat) if message["role"] == "assistant"]
@@ -249,15 +209,11 @@ def test_rows_of_a_chat_are_cut_by_themselves() -> None:
 @pytest.mark.parametrize("as_text", [True, False])
 def test_arguments_of_tool_calls_are_encoded_once(family: str, as_text: bool) -> None:
     """As text, which is OpenAI's form, and as an object, which is that of transformers."""
-    call = {**CALL, "function": {"name": "add", "arguments": CALL["function"]["arguments"]}}
-    if not as_text:
-        call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    arguments = CALL["function"]["arguments"]
+    call = {**CALL, "function": {"name": "add", "arguments": arguments if as_text else json.loads(arguments)}}
     chat = [TOOL_CHAT[0], {**TOOL_CHAT[1], "tool_calls": [call]}, *TOOL_CHAT[2:]]
     found = parts(chat, tokenizer_of(family), tools=TOOLS)
-    assert len(found) == 2
-    assert "add" in found[0]
-    assert "\\" not in found[0]
-    assert "ü" in found[0]
+    assert len(found) == 2 and "add" in found[0] and "ü" in found[0] and "\\" not in found[0]
     assert "3" not in found[0], "what the tool says is not trained"
 
 
@@ -265,13 +221,12 @@ def test_templates_of_the_older_form_get_arguments_as_text() -> None:
     """One that fails on objects, and one that would write them as Python does."""
     tokenizer = train_tokenizer(["user assistant add"] * 3, 400, classifier=False)
     for written in ("'(' + c.function.arguments + ')'", "c.function.arguments"):
+        call = "{{ c.function.name }}{{ " + written + " }}"
         tokenizer.chat_template = (
-            (
-                "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}{{ "
-                "c.function.name }}{{ "
-            )
-            + written
-            + " }}{% endfor %}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+            "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}"
+            + call
+            + "{% endfor %}"
+            "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
             "{% if add_generation_prompt %}[assistant]{% endif %}"
         )
         assert '{"a": 1, "b": "ü"}' in parts(TOOL_CHAT, tokenizer)[0]
@@ -286,11 +241,7 @@ def test_templates_of_the_older_form_get_arguments_as_text() -> None:
         ("gemma4_v2", {1: {"thinking": "hmm"}}, "thinking"),
         ("phi3", {0: {"role": "developer"}}, r"message 0 \(developer\): .* does not write messages of this role"),
         ("phi3", {2: {"role": "tool"}}, r"message 2 \(tool\)"),
-        (
-            "gptoss",
-            {1: {"content": "", "tool_calls": [CALL, {"function": {"name": "sub", "arguments": {}}}]}},
-            r"tool_calls\[1\]",
-        ),
+        ("gptoss", {1: {"content": "", "tool_calls": [CALL, SUB]}}, r"tool_calls\[1\]"),
         ("llama3_1", {1: {"tool_calls": [CALL]}}, "does not write its content"),
     ],
 )
@@ -320,15 +271,13 @@ def test_a_reply_that_cannot_be_located_is_refused() -> None:
 
 
 SLOW = (
-    "{% for m in messages %}{% if m.role == 'user' %}[U]{{ m.content }}[A]{% else %}{{ m.content }}{{ eos_token }}{% "
-    "endif %}{% endfor %}"
+    "{% for m in messages %}{{ '[U]' + m.content + '[A]' if m.role == 'user' else m.content + eos_token }}{% endfor %}"
 )
 
 
 @pytest.mark.parametrize("joined", [True, False])
 def test_a_tokenizer_without_offsets(tmp_path: Path, joined: bool) -> None:
-    """CTRL's is written in Python, and its words end where white space is: ``[A]It`` is one word if the row is encoded
-    at once."""
+    """CTRL's is written in Python; its words end at white space: ``[A]It`` is one if the row is encoded at once."""
     from transformers import CTRLTokenizer
 
     characters = sorted(set("".join(QUESTIONS + REPLIES) + "[UA]</s>") - {" "})

@@ -30,8 +30,6 @@ WINDOW = {
     "step_s": 0.1, "compute_s": 0.07, "comm_s": 0.02, "overlapped_comm_s": 0.01, "exposed_comm_s": 0.01, "idle_s": 0.02,
 }  # fmt: skip
 ONE = {"kind": "all_reduce", "phase": "backward", "count": 3, "bytes": 300}
-
-
 STEP = {"rows": "a", "tokens": 20, "tokens_trained": 10}
 NEAR = {"error": 1e-6, "norm_error": 1e-6, "loss_error": 1e-6}
 
@@ -50,11 +48,8 @@ def rank(**changes: Any) -> dict[str, Any]:
         "window": {**WINDOW, "collectives": [["all_reduce", 100, 0.001], ["all_reduce", 200, 0.002]]},
     }  # fmt: skip
     uneven = trial(5, accum=3)
-    repeat = {
-        **trial(5),
-        "tokens": [20, 20, 20],
-        **{p: [0.1, 0.1, 0.1] for p in ("step_time_s", "data_s", "forward_s", "backward_s", "optimizer_s")},
-    }
+    phases = ("step_time_s", "data_s", "forward_s", "backward_s", "optimizer_s")
+    repeat = {**trial(5), "tokens": [20, 20, 20], **{phase: [0.1, 0.1, 0.1] for phase in phases}}
     parts = {"uneven": uneven, "timed": repeat}
     for key, value in changes.items():
         kind, _, name = key.rpartition("__")
@@ -90,12 +85,10 @@ def test_a_row_that_passes_all_gates_has_figures() -> None:
     ("changes", "gate", "words"),
     [
         ({"error": 3e-5}, "parity", "in verification the weights after 6 steps"),
-        ({"error": float("nan")}, "parity", "from those of one process"),
         ({"error": None}, "parity", "from those of one process"),
         ({"uneven__error": 3e-5}, "parity", "in the uneven trial the weights after 5 steps"),
         ({"timed__error": 3e-5}, "parity", "in repeat 1 the weights after 5 steps"),
         ({"norm_error": 1.0}, "parity", "missing division"),
-        ({"norm_error": None}, "parity", "missing division"),
         ({"uneven__norm_error": 1e-4}, "parity", "missing division"),
         ({"loss_error": 1e-4}, "parity", "the loss differs"),
         ({"timed__loss_error": None}, "parity", "the loss differs"),
@@ -105,7 +98,6 @@ def test_a_row_that_passes_all_gates_has_figures() -> None:
         ({"measured": [{**ONE, "count": 6.0}]}, "mechanism", "6 calls"),
         ({"measured": [{**ONE, "phase": "after_backward"}]}, "mechanism", "0 calls"),
         ({"measured": [ONE, {**ONE, "kind": "broadcast"}]}, "mechanism", "unexpected"),
-        ({"measured": []}, "mechanism", "0 calls"),
         ({"updates": 5}, "equal_work", "5 updates"),
         ({"micro_batches": 5}, "equal_work", "5 micro-batches"),
         ({"timed__micro_batches": 4}, "equal_work", "in repeat 1 rank 0 trained 4 micro-batches"),
@@ -242,21 +234,6 @@ def test_a_strategy_without_a_trace_fails_alone(tmp_path: Path, damage: str) -> 
     conclusions.recommend_strategy(found, [good, bad])
 
 
-def test_what_is_written_is_whole_and_safe(tmp_path: Any) -> None:
-    done = compare.write_comparison(RunDir(tmp_path), {**both(error=1.0), "model": "<script>alert(1)</script>"})
-    assert not done.ok and done.document()["rows"][1]["tokens_per_s"] is None
-    first, second = csv.DictReader(io.StringIO((tmp_path / "comparison.csv").read_text()))
-    assert (first["strategy"], second["strategy"]) == ("simple_ddp", "bucket_ddp_async")
-    assert first["tokens_per_s"] and not second["tokens_per_s"] and "parity" in second["reasons"]
-    html = (tmp_path / "comparison.html").read_text()
-    assert "<script>" not in html and "http" not in html.replace("http-equiv", "")
-    assert compare.finished_comparison(RunDir(tmp_path)) is None, "without measured.json"
-    (tmp_path / "compare").mkdir()
-    (tmp_path / "compare" / "measured.json").write_text(json.dumps(done.measured))
-    again = compare.finished_comparison(RunDir(tmp_path))
-    assert again is not None and [row.strategy for row in again.rows] == ["simple_ddp", "bucket_ddp_async"]
-
-
 def test_requests_that_make_no_sense_are_refused() -> None:
     spec = parse_spec({"model": {"name": "tiny:llama"}, "data": {"source": "x"}})
     for names, words in ((["zero"], "did you mean 'zero"), (["single"], "one process"), (["zero1", "zero1"], "twice")):
@@ -325,11 +302,8 @@ def test_traces_give_the_times_of_each_step(tmp_path: Path) -> None:
     result = read_rank(write_trace(tmp_path / "rank0.json.gz", events))
     assert isinstance(result, RankResult)
     found = compare.trace_figures(result)
-    for name, first, second in (
-        ("step_s", 100e-6, 200e-6),
-        ("exposed_comm_s", 30e-6, 0.0),
-        ("overlapped_comm_s", 0.0, 30e-6),
-    ):
+    by_step = {"step_s": (100e-6, 200e-6), "exposed_comm_s": (30e-6, 0.0), "overlapped_comm_s": (0.0, 30e-6)}
+    for name, (first, second) in by_step.items():
         assert [step[name] for step in found["steps"]] == pytest.approx([first, second])
         assert found[name] == pytest.approx((first + second) / 2)
 
@@ -344,21 +318,26 @@ def test_a_window_that_contradicts_itself_has_no_shares() -> None:
     assert str(next(iter(parts.columns[4].cells))) == "-"
 
 
-def test_csv_and_json_have_the_ranges_and_all_earlier_columns(tmp_path: Path) -> None:
-    found = three_repeats()
+def test_what_is_written_is_whole_and_safe(tmp_path: Path) -> None:
+    found = {**three_repeats(), "model": "<script>alert(1)</script>"}
     for r in found["ranks"]:
         r["broken"] = {"failed": "rank 1: RuntimeError: no", "verified": {}, "repeats": []}
-    compare.write_comparison(RunDir(tmp_path), found)
+    done = compare.write_comparison(RunDir(tmp_path), found)
     good, bad = json.loads((tmp_path / "comparison.json").read_text())["rows"]
     assert good["spread"]["step_time_s"] == pytest.approx({"value": 0.25, "min": 0.15, "max": 0.35, "samples": 3})
     assert good["forward_s"] == pytest.approx(0.125) and good["step_time_s"].keys() == {"median", "p90"}
-    assert bad["spread"] is None and bad["tokens_per_s"] is None
+    assert not done.ok and bad["spread"] is None and bad["tokens_per_s"] is None
     good, bad = csv.DictReader(io.StringIO((tmp_path / "comparison.csv").read_text()))
     assert float(good["step_time_s_min"]) == pytest.approx(0.15) and float(good["overlap_max"]) == pytest.approx(0.9)
     assert good["peak_bytes_min"] == "70" and bad["peak_bytes_min"] == "" and "RuntimeError" in bad["reasons"]
     assert None not in good and None not in bad, "every line has as many cells as the head"
-    assert good.keys() >= {"exposed_comm_s", "weights_bytes", "state_bytes", "collectives", "reasons"}
-    assert csv_text([]).count("\n") == 1
+    html = (tmp_path / "comparison.html").read_text()
+    assert "<script>" not in html and "http" not in html.replace("http-equiv", "")
+    assert compare.finished_comparison(RunDir(tmp_path)) is None, "without measured.json"
+    (tmp_path / "compare").mkdir()
+    (tmp_path / "compare" / "measured.json").write_text(json.dumps(done.measured))
+    again = compare.finished_comparison(RunDir(tmp_path))
+    assert again is not None and [row.strategy for row in again.rows] == ["zero1", "broken"]
 
 
 def test_a_figure_that_is_not_known_leaves_its_cells_empty() -> None:
@@ -366,7 +345,6 @@ def test_a_figure_that_is_not_known_leaves_its_cells_empty() -> None:
     rows = gates.evaluate_strategies(measured([{"zero1": rank(window=alone)} for _ in range(2)]))
     (line,) = csv.DictReader(io.StringIO(csv_text(rows)))
     assert line["overlap"] == line["overlap_min"] == line["overlap_max"] == "" and line["reasons"] == ""
-    assert line["peak_bytes_min"] == line["peak_bytes_max"] == "90"
 
 
 def test_a_name_cannot_lead_out_of_the_page(tmp_path: Path) -> None:
@@ -414,8 +392,7 @@ def test_shares_are_of_the_profiled_step() -> None:
 @pytest.mark.parametrize("exposed", [0.2, -0.1])
 def test_a_profile_that_contradicts_itself_gives_no_share(exposed: float) -> None:
     one = row("a", exposed_comm_s=exposed)
-    assert one.figures and conclusions.exposed_share(one.figures) is None
-    assert "exposed" not in concluded(one)
+    assert one.figures and conclusions.exposed_share(one.figures) is None and "exposed" not in concluded(one)
 
 
 NUMBER = st.floats(0, 1e9)
@@ -491,8 +468,7 @@ def test_a_rank_that_had_no_core_is_not_named_but_the_machine_is_once() -> None:
 
 def test_a_slow_rank_on_a_loaded_machine_is_named_and_the_machine_too() -> None:
     texts = said({0: story(0, 0.02, 0.0, 0.5), 1: story(1, 0.08, 0.02, 0.5)})
-    assert len(texts) == 2
-    assert "rank 1 on n1 is slow: its own work (data and forward) takes 3.0 times" in texts[0]
+    assert len(texts) == 2 and "rank 1 on n1 is slow: its own work (data and forward) takes 3.0 times" in texts[0]
     assert "n1 is overloaded" in texts[1]
 
 
@@ -513,16 +489,12 @@ def test_a_slow_rank_is_named_only_once_its_load_is_known() -> None:
     assert not any("is slow" in text for text in said(several))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"seconds": 0}, {"seconds": "x"}, {"cpu_s": None}, {"time": float("nan")}, {"seconds": float("inf")},
-        {"compute_threads": "4"},
-    ],
-)  # fmt: skip
-def test_damaged_records_are_left_out(changes: dict[str, Any]) -> None:
-    assert read_load(load(0, 1.0, 0.5)) is not None
-    assert read_load({**load(0, 1.0, 0.5), **changes}) is None
+def test_damaged_records_are_left_out() -> None:
+    good = load(0, 1.0, 0.5)
+    assert read_load(good) is not None
+    damaged = {"seconds": (0, "x", float("inf")), "cpu_s": (None,), "time": (float("nan"),), "compute_threads": ("4",)}
+    for key, values in damaged.items():
+        assert [read_load({**good, key: value}) for value in values] == [None] * len(values)
 
 
 def test_a_host_of_which_a_rank_reports_nothing_is_not_judged() -> None:
@@ -556,15 +528,12 @@ def test_figures_are_of_the_undisturbed_repeats() -> None:
     assert rate(found, "zero1") == {"median": pytest.approx(420), "min": pytest.approx(400), "max": pytest.approx(440)}
     known = gates.load_figures(found, "zero1")
     assert known["taken_share"] == pytest.approx(0.48, abs=0.03)
-    assert {**known, "taken_share": 0} == {
-        "repeats": 3, "counted": 2, "disturbed": 1, "taken_share": 0, "undisturbed": True,
-    }  # fmt: skip
+    assert known.items() >= {"repeats": 3, "counted": 2, "disturbed": 1, "undisturbed": True}.items()
     row = gates.evaluate_strategies(found)[0]
     assert "1 of 3 repeats are not counted: the machine was overloaded" in row.marks
     (text,) = gates.load_conclusions(found, ["zero1", "zero2"])
     assert "was overloaded in 1 of 4 timed repeats: on n1 up to" in text
-    assert "other processes used 1.0 of 2 cores" in text
-    assert text.endswith("These repeats are not counted.")
+    assert "other processes used 1.0 of 2 cores" in text and text.endswith("These repeats are not counted.")
 
 
 def test_figures_of_an_overloaded_machine_alone_are_marked_first_of_all() -> None:

@@ -40,9 +40,7 @@ def test_the_rows_that_are_held_out_depend_on_the_datas_seed_alone(rows: Path, t
     first = held_out(rows, tmp_path / "1")
     other = {"seed": 7, "max_steps": 30, "micro_batch_size": 4, "grad_accum": 3}
     again = held_out(rows, tmp_path / "2", train=other, cluster={"procs_per_node": 3}, strategy={"name": "zero3"})
-    assert again == first
-    assert len(first) == 12
-    assert held_out(rows, tmp_path / "3", data={"seed": 7}) != first
+    assert again == first and len(first) == 12 and held_out(rows, tmp_path / "3", data={"seed": 7}) != first
 
 
 def test_a_smaller_subset_is_the_beginning_of_a_larger_one(rows: Path, tmp_path: Path) -> None:
@@ -53,20 +51,15 @@ def test_a_subset_is_drawn_by_the_datas_seed(rows: Path, tmp_path: Path) -> None
     """Not the first rows of a file; and what is prepared once is found by every run that needs the same."""
 
     def taken(how: str, train: int, **data: Any) -> list[str]:
-        spec = parse_spec(
-            tiny_spec(
-                rows, tmp_path, data={"subset": 20, "eval_fraction": 0, "max_length": 512, **data},
-                train={"seed": train},
-            )
-        )  # fmt: skip
+        sections = {"data": {"subset": 20, "eval_fraction": 0, "max_length": 512, **data}, "train": {"seed": train}}
+        spec = parse_spec(tiny_spec(rows, tmp_path, **sections))
         found = prepare(spec, tmp_path / "cache", classifier=False, log=print)
         assert (found.how, found.held_out) == (how, None)
         ends = zip(found.train.offsets[:-1], found.train.offsets[1:], strict=True)
         return sorted(found.tokenizer.decode(found.train.ids[a:b]) for a, b in ends)
 
     drawn = taken("built", 1)
-    assert len(drawn) == 20 and taken("found", 2) == drawn
-    assert taken("built", 1, seed=7) != drawn
+    assert len(drawn) == 20 and taken("found", 2) == drawn and taken("built", 1, seed=7) != drawn
     everything = taken("built", 1, subset=60)
     assert set(drawn) < set(everything) and any(f"number {i} " in text for text in drawn for i in range(20, 60))
 

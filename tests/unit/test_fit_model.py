@@ -1,6 +1,4 @@
-"""The estimate's shapes and activations against the real thing: transformers' models, PEFT's adapters, autograd's saved
-tensors.
-"""
+"""The estimate's shapes and activations against transformers' models, PEFT's adapters and autograd's saved tensors."""
 
 from __future__ import annotations
 
@@ -39,6 +37,8 @@ SMALL: dict[str, Any] = {
     "num_key_value_heads": 2, "vocab_size": 500, "max_position_embeddings": 512, "pad_token_id": 0,
 }  # fmt: skip
 MHA = {k: v for k, v in SMALL.items() if k != "num_key_value_heads"}
+EXPERTS = {**SMALL, "moe_intermediate_size": 40, "num_experts": 8, "num_experts_per_tok": 2}
+ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 2, "head_dim": 8, "attention_bias": True}
 OWN: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 64, "n_layer": 3, "n_head": 8, "n_positions": 512, "vocab_size": 500, "pad_token_id": 0},
     "distilbert": {
@@ -46,22 +46,13 @@ OWN: dict[str, dict[str, Any]] = {
     },
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "gpt_neox"), MHA), "electra": {**MHA, "embedding_size": 32},
     "opt": {**MHA, "ffn_dim": 176, "word_embed_proj_dim": 64}, "mixtral": {**SMALL, "num_local_experts": 4},
-    "qwen3_moe": {**SMALL, "moe_intermediate_size": 40, "num_experts": 8, "num_experts_per_tok": 2, "head_dim": 8},
-    "glm4_moe": {
-        **SMALL, "moe_intermediate_size": 40, "n_routed_experts": 8, "num_experts_per_tok": 2, "head_dim": 8,
-        "attention_bias": True,
-    },
+    "qwen3_moe": {**EXPERTS, "head_dim": 8}, "glm4_moe": {**SMALL, "moe_intermediate_size": 40, **ROUTED},
     "olmoe": {**SMALL, "num_experts": 8, "num_experts_per_tok": 2},
-    "qwen2_moe": {
-        **SMALL, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 72, "num_experts": 8,
-        "num_experts_per_tok": 2,
-    },
-    "gemma": {**SMALL, "head_dim": 16}, "gemma3_text": {**SMALL, "head_dim": 16}, "glm4": {**SMALL, "head_dim": 16},
-    "qwen3": {**SMALL, "head_dim": 16},
+    "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 72},
+    **{name: {**SMALL, "head_dim": 16} for name in ("gemma", "gemma3_text", "glm4", "qwen3")},
 }  # fmt: skip
-SOME = first_of(
-    sorted(FAMILIES, key=["llama", "gpt2", "bert", "qwen3_moe", "gemma3_text"].__contains__, reverse=True), 5
-)
+FIRST = ["llama", "gpt2", "bert", "qwen3_moe", "gemma3_text"]
+SOME = first_of(sorted(FAMILIES, key=FIRST.__contains__, reverse=True), 5)
 B, S = 2, 48
 MASKED = 192  # tokens of a row where two are packed: the mask must be seen among the rest
 
@@ -95,12 +86,9 @@ def sizes_of(shapes: Shapes, spec: AdapterSpec) -> list[UnitSizes]:
 
 
 @pytest.mark.parametrize("family", SOME)
-@pytest.mark.parametrize(
-    "spec",
-    [AdapterSpec(type="lora", r=4), AdapterSpec(type="lora", r=3, targets=["q_proj", "v_proj"])],
-    ids=["all", "q, v"],
-)
-def test_adapters_are_counted_as_peft_makes_them(family: str, spec: AdapterSpec) -> None:
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "v_proj"]], ids=["all", "q, v"])
+def test_adapters_are_counted_as_peft_makes_them(family: str, targets: Any) -> None:
+    spec = AdapterSpec(type="lora", r=3) if targets == "all-linear" else AdapterSpec(type="lora", r=3, targets=targets)
     if family == "distilbert":
         pytest.skip("PEFT cannot adapt every linear layer of it: its pre_classifier counts as the classifier, too")
     if spec.targets and not any("q_proj" in n for n, _ in built(family).named_modules()):
@@ -116,9 +104,8 @@ def content(storage: Any) -> bytes:
 
 
 def saved_bytes(model: Any, batch: Batch, *, classifier: bool, cast: Any = None) -> tuple[int, int]:
-    """Bytes of all storages that autograd keeps of one forward, without weights and without the loss's own; and bytes
-    of those that
-    are weights in the dtype `cast`."""
+    """Bytes of the storages that autograd keeps of one forward, without weights and the loss's own; and bytes of those
+    that are weights in the dtype `cast`."""
     whole = LossModel(model, classifier=classifier).train()
     own = {t.untyped_storage().data_ptr() for t in (*whole.parameters(), *whole.buffers())}
     kept: dict[int, Any] = {}
@@ -131,11 +118,8 @@ def saved_bytes(model: Any, batch: Batch, *, classifier: bool, cast: Any = None)
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
         whole(batch)
-    casts = (
-        {content(p.detach().to(cast).untyped_storage()) for p in whole.parameters() if p.requires_grad}
-        if cast
-        else set()
-    )
+    trained = [p for p in whole.parameters() if p.requires_grad and cast]
+    casts = {content(p.detach().to(cast).untyped_storage()) for p in trained}
     copies = {at for at, t in kept.items() if content(t.untyped_storage()) in casts}
     of_loss = {at for at, t in kept.items() if t.shape[-1:] == (SMALL["vocab_size"],)} - copies
     sizes = {at: t.untyped_storage().nbytes() for at, t in kept.items()}
@@ -183,28 +167,18 @@ def test_activations_are_what_autograd_saves(
     measured, _ = saved_bytes(model, batch, classifier=classifier)
     shapes = ours(family)
     what = trained_weights_of(spec, shapes)
-    seen = FitBatch(
-        sequences=B, length=length, element=kind.itemsize, device="cpu", packed=packed == "masked",
-        within_rows=packed == "within rows",
-    )  # fmt: skip
-    expected = sum(
-        BlockActivations(shapes.config, block, what, seen).kept() for block in shapes.blocks
-    ) + kept_after_blocks(shapes, what, seen)
+    how = {"packed": packed == "masked", "within_rows": packed == "within rows"}
+    seen = FitBatch(sequences=B, length=length, element=kind.itemsize, device="cpu", **how)
+    expected = sum(BlockActivations(shapes.config, block, what, seen).kept() for block in shapes.blocks)
+    expected += kept_after_blocks(shapes, what, seen)
     assert expected == pytest.approx(measured, rel=0.065), f"{expected / measured - 1:+.1%}"
 
 
 MIXED = [
-    *(
-        (family, "none", 0.0, packed, ())
-        for family in SOME
-        for packed in (False, True)
-        if not (packed and (family in ENCODERS or not packs_rows(family)))
-    ),
-    *(
-        ("llama", "lora", dropout, False, whole)
-        for dropout in (0.0, 0.1)
-        for whole in (("embed_tokens", "lm_head"), ("lm_head",))
-    ),
+    *((family, "none", 0.0, False, ()) for family in SOME),
+    *((family, "none", 0.0, True, ()) for family in SOME if family not in ENCODERS and packs_rows(family)),
+    *(("llama", "lora", dropout, False, ("embed_tokens", "lm_head")) for dropout in (0.0, 0.1)),
+    ("llama", "lora", 0.1, False, ("lm_head",)),
     ("bert", "lora", 0.1, False, ()),  # its classifier is trained as a whole
 ]
 
@@ -214,18 +188,14 @@ def test_activations_and_copies_of_weights_are_what_autograd_saves_under_autocas
     family: str, adapter: str, dropout: float, packed: bool, whole: tuple[str, ...]
 ) -> None:
     classifier = family in ENCODERS
-    model_spec: dict[str, Any] = {"name": f"tiny:{family}", "dtype": "bfloat16"}
     length = 2 * MASKED if packed else S
-    spec = parse_spec(
-        {
-            "model": model_spec,
-            "data": {
-                "source": "builtin:instructions", "max_length": length, "packing": "isolated" if packed else "none",
-            },
-            "adapter": {"type": adapter, "r": 4, "dropout": dropout, "modules_to_save": list(whole)},
-            "train": {"micro_batch_size": B}, "cluster": {"device": "cpu"},
-        }
-    )  # fmt: skip
+    packing = {"max_length": length, "packing": "isolated" if packed else "none"}
+    raw = {
+        "model": {"name": f"tiny:{family}", "dtype": "bfloat16"}, "data": {"source": "builtin:instructions", **packing},
+        "adapter": {"type": adapter, "r": 4, "dropout": dropout, "modules_to_save": list(whole)},
+        "train": {"micro_batch_size": B}, "cluster": {"device": "cpu"},
+    }  # fmt: skip
+    spec = parse_spec(raw)
     plan = make_plan(spec, machine_facts())
     stored = torch.float32 if adapter == "none" else torch.bfloat16
     model = add_adapter(built(family, stored, "cpu"), spec.adapter, classifier=classifier, base="b", seed=1)
@@ -258,13 +228,8 @@ def test_activations_and_copies_of_weights_are_what_autograd_saves_under_autocas
 
 @pytest.mark.parametrize("shape", ["blocks", "wide"])
 def test_what_a_perceptron_keeps_under_autocast(shape: str) -> None:
-    spec = parse_spec(
-        {
-            "model": {"name": "mlp:64x3", "dtype": "bfloat16", "config": {"shape": shape}},
-            "data": {"source": "builtin:noise"},
-            "cluster": {"device": "cpu"},
-        }
-    )
+    model_spec = {"name": "mlp:64x3", "dtype": "bfloat16", "config": {"shape": shape}}
+    spec = parse_spec({"model": model_spec, "data": {"source": "builtin:noise"}, "cluster": {"device": "cpu"}})
     mlp_config = find_config(spec).config
     assert mlp_config is not None
     memory = model_of(spec, make_plan(spec, machine_facts()), mlp_config)

@@ -22,6 +22,8 @@ from allranks.train.models.losses import LossModel
 from tests.unit.test_packed_attention import CPU, gradients, model_of, packed_batch, single
 
 LORA = AdapterSpec(type="lora", r=4, targets=["q_proj", "v_proj"])
+HEAD = AdapterSpec(type="lora", r=4, targets=["q_proj", "lm_head"])
+SAVED = AdapterSpec(type="lora", r=4, targets=["q_proj"], modules_to_save=["embed_tokens", "lm_head"])
 
 
 @pytest.fixture
@@ -47,8 +49,8 @@ def both_ways(make: Any) -> list[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
     return found
 
 
-def adapted(spec: AdapterSpec, **config: Any) -> Any:
-    model = add_adapter(model_of("mistral", **config), spec, classifier=False, base="b", seed=1)
+def adapted(spec: AdapterSpec, family: str = "mistral", **config: Any) -> Any:
+    model = add_adapter(model_of(family, **config), spec, classifier=False, base="b", seed=1)
     for name, p in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(p, std=0.05, generator=torch.Generator().manual_seed(3))
@@ -58,14 +60,10 @@ def adapted(spec: AdapterSpec, **config: Any) -> Any:
 CASES = {
     "trained": lambda: model_of("mistral", tie_word_embeddings=False),
     "tied": lambda: model_of("mistral", tie_word_embeddings=True), "frozen": lambda: adapted(LORA),
-    "with an adapter": lambda: adapted(AdapterSpec(type="lora", r=4, targets=["q_proj", "lm_head"])),
-    "trained in full beside adapters": lambda: adapted(
-        AdapterSpec(type="lora", r=4, targets=["q_proj"], modules_to_save=["embed_tokens", "lm_head"])
-    ),
+    "with an adapter": lambda: adapted(HEAD), "trained in full beside adapters": lambda: adapted(SAVED),
     "with a bias": lambda: model_of("phi"), "multiplied afterwards": lambda: model_of("granite", logits_scaling=0.25),
-    "multiplied afterwards, with an adapter": lambda: add_adapter(
-        model_of("cohere", logit_scale=3.0, tie_word_embeddings=False),
-        AdapterSpec(type="lora", r=4, targets=["q_proj", "lm_head"]), classifier=False, base="b", seed=1,
+    "multiplied afterwards, with an adapter": lambda: adapted(
+        HEAD, "cohere", logit_scale=3.0, tie_word_embeddings=False
     ),
 }  # fmt: skip
 
@@ -80,9 +78,7 @@ def test_loss_and_gradients_are_those_of_all_logits(case: str, small_chunks: Non
 
 
 def test_mixed_precision_gives_gradients_as_near_as_before(small_chunks: None) -> None:
-    """The weight's gradient is added in float32: it is nearer to the exact one than that of all logits at once in
-    bfloat16.
-    """
+    """The weight's gradient is added in float32, nearer to the exact one than that of all logits in bfloat16."""
 
     def mixed() -> Any:
         model = model_of("mistral", tie_word_embeddings=False)
@@ -134,13 +130,9 @@ class LiveLogits(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         leaves = torch.utils._pytree.tree_leaves((args, out))
-        found = {
-            t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
-            for t in leaves
-            if isinstance(t, torch.Tensor) and t.ndim >= 2 and t.shape[-1] == self.vocabulary
-        }
-        found = {place: size for place, size in found.items() if place not in self.weights}
-        self.bytes = max(self.bytes, sum(found.values()))
+        logits = [t for t in leaves if isinstance(t, torch.Tensor) and t.ndim >= 2 and t.shape[-1] == self.vocabulary]
+        found = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in logits}
+        self.bytes = max(self.bytes, sum(size for place, size in found.items() if place not in self.weights))
         return out
 
 

@@ -1,6 +1,4 @@
-"""The profiler's window: what it records, what it costs outside, and that its failures harm nobody. Real torch
-profiler, one process.
-"""
+"""The profiler's window: what it records, what it costs outside, and that its failures harm nobody."""
 
 from __future__ import annotations
 
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.modules.module as hooks
 
 from allranks.planning.planner import make_plan
 from allranks.rundir.events import EventLog, read_events
@@ -22,6 +21,7 @@ from allranks.spec.records import ProfileSpec
 from allranks.spec.validation import window_warning
 from allranks.train.profiler import Profiler, TraceMetadata, TraceNotWritten, publish_trace
 from allranks.utils.machine import MachineFacts
+from tests.conftest import REPO
 
 
 class Net(torch.nn.Module):
@@ -35,9 +35,8 @@ class Net(torch.nn.Module):
 
 def profiler(folder: Path, net: Net, attempt: int = 1, first_step: int = 0, **window: Any) -> tuple[Profiler, EventLog]:
     events = EventLog(RunDir(folder).events_of(3), 3)
-    facts = TraceMetadata(
-        run="r", attempt=attempt, rank=3, world_size=4, backend="gloo", device="cpu", strategy="single", grad_accum=1
-    )
+    known = {"run": "r", "backend": "gloo", "device": "cpu", "strategy": "single", "grad_accum": 1}
+    facts = TraceMetadata(attempt=attempt, rank=3, world_size=4, **known)
     return Profiler(ProfileSpec(**window), facts, RunDir(folder), net, events, first_step), events
 
 
@@ -76,25 +75,28 @@ def test_the_window_holds_its_steps_their_parts_and_the_modules(tmp_path: Path) 
     assert [p.name for p in RunDir(tmp_path).traces.iterdir()] == ["rank3.json.gz"]
 
 
-def test_nothing_stays_attached_outside_the_window(tmp_path: Path) -> None:
-    import torch.nn.modules.module as hooks
-
+def test_nothing_stays_attached_outside_the_window_or_after_an_error(tmp_path: Path) -> None:
     net = Net()
     watcher, _ = profiler(tmp_path, net, wait=1, warmup=0, active=1)
     assert watcher.part("forward") is watcher.part("backward")  # one object that does nothing
     steps(watcher, net, 0, 4)
     assert not hooks._global_forward_hooks and not hooks._global_forward_pre_hooks
     assert not torch.autograd.profiler._is_profiler_enabled  # pyright: ignore
+    watcher, _ = profiler(tmp_path / "error", net, wait=0, warmup=0, active=3)
+    watcher.step_begins(0)
+    with pytest.raises(RuntimeError):
+        net(torch.ones(4, 9))
+    watcher.close()
+    assert "ProfilerStep#1" in annotations(trace(RunDir(tmp_path / "error").trace_of(3)))
+    assert not hooks._global_forward_hooks
 
 
 def test_a_window_that_the_run_ends_in_is_written_as_far_as_it_got(tmp_path: Path) -> None:
     net = Net()
     watcher, _ = profiler(tmp_path, net, wait=1, warmup=0, active=5)
     steps(watcher, net, 0, 3)
-    assert [n for n in annotations(trace(RunDir(tmp_path).trace_of(3))) if n.startswith("Prof")] == [
-        "ProfilerStep#2",
-        "ProfilerStep#3",
-    ]
+    names = annotations(trace(RunDir(tmp_path).trace_of(3)))
+    assert [n for n in names if n.startswith("Prof")] == ["ProfilerStep#2", "ProfilerStep#3"]
     watcher, events = profiler(tmp_path / "short", net, wait=9, active=1)
     steps(watcher, net, 0, 3)
     events.close()
@@ -127,17 +129,12 @@ print("went on")
 
 @pytest.mark.parametrize("limit", [8192, pytest.param(40_000, marks=pytest.mark.full)])
 def test_a_full_disk_is_a_warning_and_training_goes_on(tmp_path: Path, limit: int) -> None:
-    repo = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(tmp_path), str(repo), str(limit)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path), str(REPO), str(limit)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "went on" in done.stdout, done.stderr
     (event,) = [e for e in read_events(RunDir(tmp_path).events_of(3)) if e["event"] != "step"]
-    assert event["event"] == "warning" and "no trace of rank 3" in event["message"]
-    assert "is the disk full?" in event["message"]
+    assert event["event"] == "warning"
+    assert "no trace of rank 3" in event["message"] and "is the disk full?" in event["message"]
     assert list(RunDir(tmp_path).traces.iterdir()) == []  # no halves, hidden or not
 
 
@@ -146,30 +143,13 @@ def test_a_trace_that_breaks_off_does_not_replace_a_whole_one(tmp_path: Path) ->
     publish_trace(lambda path: Path(path).write_text('{"traceEvents": []}\n'), target)
     with pytest.raises(TraceNotWritten, match="no complete file"):
         publish_trace(lambda path: Path(path).write_text('{"traceEvents": [{"ph": "X"'), target)
-    assert trace(target) == {"traceEvents": []}
-    assert list(tmp_path.iterdir()) == [target]
-
-
-def test_an_error_within_a_step_leaves_a_trace_and_no_hook(tmp_path: Path) -> None:
-    import torch.nn.modules.module as hooks
-
-    net = Net()
-    watcher, _ = profiler(tmp_path, net, wait=0, warmup=0, active=3)
-    watcher.step_begins(0)
-    with pytest.raises(RuntimeError):
-        net(torch.ones(4, 9))
-    watcher.close()
-    assert "ProfilerStep#1" in annotations(trace(RunDir(tmp_path).trace_of(3)))
-    assert not hooks._global_forward_hooks
+    assert trace(target) == {"traceEvents": []} and list(tmp_path.iterdir()) == [target]
 
 
 def planned(**profile: Any) -> list[str]:
     facts = MachineFacts(host="h", cpus=8, memory_bytes=2**34, gpus=[], cpu_model="", system="Linux")
-    spec = {
-        "model": {"name": "tiny:mistral"}, "data": {"source": "builtin:news"}, "train": {"max_steps": 10},
-        "observe": {"profile": profile},
-    }  # fmt: skip
-    return make_plan(parse_spec(spec), facts).warnings
+    spec = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:news"}, "train": {"max_steps": 10}}
+    return make_plan(parse_spec({**spec, "observe": {"profile": profile}}), facts).warnings
 
 
 def test_plan_says_where_the_window_does_not_fit() -> None:

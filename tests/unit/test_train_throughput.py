@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
 from benchmarks import step_floor
-from benchmarks.step_floor import Shapes, floor, meant
+from benchmarks.step_floor import Shapes, floor
 from benchmarks.train_throughput import document_attention
-from benchmarks.train_throughput.compare import compared, tables
+from benchmarks.train_throughput.compare import compared
 from benchmarks.train_throughput.measure import attends_across
-from benchmarks.train_throughput.memory import RankWatch
 from benchmarks.train_throughput.packing import best_fit, filled_up, joined
-from benchmarks.train_throughput.run import MACHINE_PATH, written
-from benchmarks.train_throughput.variants import FLOOR, OURS, USUAL, VARIANTS, peers_of, rotated
+from benchmarks.train_throughput.run import MACHINE_PATH
+from benchmarks.train_throughput.variants import FLOOR, USUAL, rotated
 from benchmarks.train_throughput.workload import IGNORED, SEQ_LEN
 from transformers import MistralConfig, MistralForCausalLM
 
@@ -24,21 +21,13 @@ LENGTHS = (5, 3, 6)
 
 def test_each_repeat_runs_all_once_and_begins_elsewhere() -> None:
     orders = [rotated(list(USUAL), repeat, 5) for repeat in range(5)]
-    assert all(sorted(order) == sorted(USUAL) for order in orders)
-    assert len({order[0] for order in orders}) == 5
-
-
-def test_every_peer_has_both_packings() -> None:
-    wrapped, isolated = (peers_of(ours) for ours in OURS)
-    assert {f"{name}i" for name in wrapped} - {"bi"} == set(isolated)
-    assert all(VARIANTS[name].program == VARIANTS[f"{name}i"].program for name in wrapped if name != "b")
+    assert all(sorted(order) == sorted(USUAL) for order in orders) and len({order[0] for order in orders}) == 5
 
 
 def _run(variant: str, repeat: int, rate: float, loss: float = 7.8, mib: int = 100, *, counts: bool = True) -> dict:
-    rates = {"total": rate, "median": rate, "with_warmup": rate}
-    record = {
-        "tokens_per_s_per_rank": rates, "heldout_loss": loss, "grown_bytes": mib << 20, "useful_tokens": 1, "steps": 1,
-    }  # fmt: skip
+    rates = dict.fromkeys(("total", "median", "with_warmup"), rate)
+    memory = {"grown_bytes": mib << 20, "useful_tokens": 1, "steps": 1}
+    record = {"tokens_per_s_per_rank": rates, "heldout_loss": loss, **memory}
     return {"variant": variant, "repeat": repeat, "counts": counts, "record": record}
 
 
@@ -61,40 +50,6 @@ def test_the_goal_is_what_is_left_where_that_is_less(left: float, goal: float, m
     assert found["headroom"]["variants"]["c"]["left"]["median"] == left
     (said,) = found["goals"]
     assert (said["goal"], said["met"]) == (pytest.approx(goal), met)
-
-
-def test_isolated_variants_are_compared_with_the_floor_of_isolated_rows() -> None:
-    runs = [_run("e", 0, 1100), _run("ci", 0, 1000), _floor(0, 9e9, 2000)]
-    found = compared(runs, [])["headroom"]["variants"]["ci"]
-    assert found["left"]["median"] == 2.0
-    assert found["products_share"]["median"] == pytest.approx(1000 * 0.1 / 512, abs=1e-4)
-
-
-def test_losses_are_equal_within_the_range_over_seeds() -> None:
-    peers = {"c": (7.80, 7.82), "k": (7.70, 7.71)}
-    runs = [_run(name, i, 1, loss) for name, both in peers.items() for i, loss in enumerate(both)]
-    found = compared([*runs, _run("d", 0, 1, 7.81), _run("d", 1, 1, 7.83)], [])["losses"]
-    assert (found["d-c"]["equal"], found["d-c"]["worse"]) == (True, False)
-    assert (found["d-k"]["equal"], found["d-k"]["worse"]) == (False, True)
-
-
-def test_memory_is_compared_with_the_best_peer() -> None:
-    memory = [_run("c", 0, 1, mib=300), _run("t", 0, 1, mib=200), _run("d", 0, 1, mib=150), _run("e", 0, 1, mib=130)]
-    goals = {goal["ratio"]: goal["met"] for goal in compared([], memory)["goals"]}
-    assert goals == {"d/t": False, "e/t": True}
-
-
-def test_tables_and_record_hold_what_was_measured() -> None:
-    runs = [_run("d", 0, 1100), _run("c", 0, 1000), _floor(0, 1250, 1300)]
-    settings = {"memory_vocabulary": 32000}
-    found = {
-        "settings": settings, **compared(runs, [_run("d", 0, 1, mib=50), _run("c", 0, 1)]), "runs": runs,
-        "memory_runs": [],
-    }  # fmt: skip
-    text = tables(found)
-    assert "| bare DDP loop (`c`) | wrapped | 1,000 (1,000 to 1,000) | 1.10 (1.10 to 1.10) | 1.20 missed | 1.25" in text
-    assert "`d/c` 0.50 (met)" in text
-    assert json.loads(written(found)) == found
 
 
 def test_rows_hold_whole_documents() -> None:
@@ -126,20 +81,14 @@ def _model(attention: str) -> MistralForCausalLM:
     return MistralForCausalLM(config)
 
 
-def test_attention_across_documents_is_noticed(batch: dict[str, torch.Tensor]) -> None:
-    model = _model("sdpa")
-    assert not attends_across(model, batch)
-    assert attends_across(model, {**batch, "attention_mask": torch.ones_like(batch["input_ids"])})
-
-
 def test_attention_by_document_equals_the_dense_mask(batch: dict[str, torch.Tensor]) -> None:
-    ends = torch.tensor([0, *np.cumsum(LENGTHS)])
-    model = _model(document_attention.NAME)
-    given = {**batch, "cu_seq_lens_q": ends}
+    dense, model = _model("sdpa"), _model(document_attention.NAME)
+    assert not attends_across(dense, batch)
+    assert attends_across(dense, {**batch, "attention_mask": torch.ones_like(batch["input_ids"])})
+    given = {**batch, "cu_seq_lens_q": torch.tensor([0, *np.cumsum(LENGTHS)])}
     assert not attends_across(model, given)
     assert attends_across(model, batch)  # nothing says where documents end
-    expected = _model("sdpa")(**batch).logits
-    torch.testing.assert_close(model(**given).logits, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model(**given).logits, dense(**batch).logits, rtol=1e-4, atol=1e-5)
 
 
 def test_the_floor_counts_the_products_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,34 +99,10 @@ def test_the_floor_counts_the_products_of_a_step(monkeypatch: pytest.MonkeyPatch
     adapters = 2 * ((8 + 8) + 2 * (8 + 4) + (8 + 8) + 2 * (8 + 12) + (12 + 8))
     assert found["product_flops"] == 2 * 16 * (2 * (2 * block + 8 * 24) - 8 * (8 + 4 + 4) + 3 * 2 * adapters)
     products = sum(found["parts"][name] for name in ("wide_s", "narrow_s", "head_s"))
-    assert found["tokens_per_s"] == pytest.approx(16 / (products + found["parts"]["attention_s"]))
-    assert found["documents_tokens_per_s"] == pytest.approx(
-        16 / (products + found["parts"]["attention_of_documents_s"])
-    )
-
-
-def test_numbers_of_several_processes_become_their_mean() -> None:
-    assert meant([{"a": {"s": 1.0}, "n": 4}, {"a": {"s": 2.0}, "n": 4}]) == {"a": {"s": 1.5}, "n": 4}
+    for rate, attention in (("tokens_per_s", "attention_s"), ("documents_tokens_per_s", "attention_of_documents_s")):
+        assert found[rate] == pytest.approx(16 / (products + found["parts"][attention]))
 
 
 def test_a_failure_names_no_path_of_the_machine() -> None:
-    said = (
-        'ProgramFailed: python -m x: exit code 1\n  File "/home/me/lib/peer.py", line 3\nsee /var/tmp/a-b/run.log; '
-        "src/x.py"
-    )
-    assert MACHINE_PATH.sub("", said).endswith('  File "peer.py", line 3\nsee run.log; src/x.py')
-
-
-def test_memory_before_the_model_is_that_at_its_beginning(tmp_path) -> None:
-    events = [
-        {"event": "start", "pid": 7}, {"event": "phase", "name": "build", "time": 10.0}, {"event": "step", "peak_memory_bytes": 900},
-    ]  # fmt: skip
-    path = tmp_path / "run" / "events" / "rank0.jsonl"
-    path.parent.mkdir(parents=True)
-    path.write_text("\n".join(map(json.dumps, events)) + "\n")
-    watch = RankWatch(tmp_path)
-    watch._samples = {7: [(8.0, 300), (9.9, 400), (10.1, 600)]}
-    assert watch._builds()
-    assert watch.grown_bytes(path) == 500
-    path.write_text(json.dumps(events[0]) + "\n" + json.dumps(events[1])[:20])
-    assert not watch._builds()
+    said = 'exit code 1\n  File "/home/me/lib/peer.py", line 3\nsee /var/tmp/a-b/run.log; src/x.py'
+    assert MACHINE_PATH.sub("", said) == 'exit code 1\n  File "peer.py", line 3\nsee run.log; src/x.py'
