@@ -15,7 +15,6 @@ from rich.text import Text
 from allranks.cli import data as data_verb
 from allranks.cli.console import SafeConsole
 from allranks.launch import preview
-from allranks.spec import parse_spec
 from tests.conftest import tiny_spec
 from tests.warm import allranks
 
@@ -52,7 +51,7 @@ def test_json_has_the_rows_with_their_mask_and_the_facts(tmp_path: Path) -> None
     assert found["numbers"] == {"cut": [42], "dropped": [42], "identical": [40]}
     assert found["row_tokens"]["longest"] == 64
     assert (found["world_size"], found["problem"], found["columns"]) == (2, None, ["prompt", "response"])
-    shown = preview.inspect_data(parse_spec(yaml.safe_load(spec.read_text())), rows=100)["shown"]
+    shown = preview.inspect_data(preview.prepare(spec), rows=100)["shown"]
     assert facts["tokens_trained"] == sum(row["tokens_trained"] for row in shown)
 
 
@@ -68,11 +67,11 @@ def test_piped_output_marks_what_is_trained_and_writes_control_characters_out(tm
 
 
 def test_a_terminal_of_80_columns_shows_trained_text_in_green(tmp_path: Path) -> None:
-    spec = parse_spec(yaml.safe_load(spec_file(tmp_path, ROWS).read_text()))
-    found = {**preview.inspect_data(spec, rows=1), "secrets_hidden": False}
+    run = preview.prepare(spec_file(tmp_path, ROWS))
+    found = {**preview.inspect_data(run, rows=1), "secrets_hidden": False}
     out = io.StringIO()
     console = SafeConsole(file=out, force_terminal=True, width=80, color_system="standard")
-    data_verb._show(console, spec, found, 2)
+    data_verb._show(console, run.spec, found, 2)
     text = out.getvalue()
     assert "\x1b[32mIt is" in text and data_verb.OPEN not in text
     assert max(len(line) for line in Text.from_ansi(text).plain.splitlines()) <= 80

@@ -183,13 +183,14 @@ def test_it_asks_which_column_is_what_where_no_template_fits(tmp_path: Path) -> 
     assert spec.data is not None and spec.data.columns == {"prompt": "frage", "response": "antwort"}
 
 
-def test_what_it_writes_for_own_rows_is_what_data_accepts(tmp_path: Path) -> None:
+def test_what_it_writes_for_own_rows_is_what_data_accepts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     row = '{"prompt": "a", "response": "b"}\n'
     (tmp_path / "rows.jsonl").write_text(row * 4)
     assert init(tmp_path, "--yes", "--data", "rows.jsonl").returncode == 0
     spec = preview.read_spec(tmp_path / "spec.yaml")
     assert spec.data is not None and (spec.data.packing, spec.train.epochs, spec.train.max_steps) == ("none", 1, None)
-    assert preview.sequence_problem(spec, preview.plan(spec)) is None
+    assert preview.sequence_problem(preview.prepare(spec)) is None
     for name, text, problem in (
         ("one.jsonl", row, "1 training row gives 1 sequence, too few for 2 ranks"),
         ("odd.jsonl", row * 40 + '{"prompt": "a", "response": {"b": 1}}\n', "row 40, column 'response': expected text"),

@@ -22,7 +22,7 @@ from allranks.launch import resumption
 from allranks.nodes.preflight import check_request, check_rows
 from allranks.nodes.preflight.request import check_sources
 from allranks.nodes.preflight.requirements import local_report
-from allranks.nodes.records import require
+from allranks.nodes.records import require_ready
 from allranks.planning.memory import fit
 from allranks.planning.memory.model_config import find_files
 from allranks.planning.model_checks import model_warnings, require_vocabulary
@@ -64,7 +64,7 @@ def before_launch(spec: dict[str, Any]) -> None:
     parsed = parse_spec(spec)
     classifier = check_request(parsed)
     plan = make_plan(parsed, MACHINE)
-    require(local_report(parsed, plan, MACHINE, fit(parsed, plan, MACHINE)))
+    require_ready(local_report(parsed, plan, MACHINE, fit(parsed, plan, MACHINE)))
     check_sources(parsed)
     check_rows(parsed, classifier)
 

@@ -35,10 +35,10 @@ def data_command(spec: Path, sets: tuple[str, ...], rows: int, as_json: bool) ->
 
     run = preview.prepare(spec, sets)
     ask_hub(run.spec)  # this machine loads the rows, whatever the launcher; the hub's own client tries again and again
-    read = preview.inspect_data(run.spec, rows=rows)
+    read = preview.inspect_data(run, rows=rows)
     document = redact_tree(read)
     document["secrets_hidden"] = document["shown"] != read["shown"]
-    problem = preview.few_sequences(run.spec, run.plan, document["facts"])
+    problem = preview.few_sequences(run, document["facts"])
     if as_json:
         print_json({**document, "world_size": run.plan.world_size, "problem": problem})
         warn(document["facts"]["warnings"])

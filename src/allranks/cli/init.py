@@ -278,14 +278,15 @@ def _checked_text(choices: StarterChoices, file: str) -> tuple[str, list[str]]:
 
     text = starter_text(choices, file)
     spec = parse_spec(parse_yaml(text, file), where=file)
-    plan = preview.prepare(spec).plan
+    run = preview.prepare(spec)
+    _ = run.plan  # also refuse what cannot be planned
     if not looks_like_file(choices.data):
         return text, []
     try:
-        facts = preview.inspect_data(spec, rows=0)["facts"]
+        facts = preview.inspect_data(run, rows=0)["facts"]
     except EnvironmentNotAble as error:
         return text, [f"the rows are not checked: {error}"]
-    problem = preview.few_sequences(spec, plan, facts)
+    problem = preview.few_sequences(run, facts)
     if problem is None:
         return text, facts["warnings"]
     if choices.packing is None and "data.packing: none" in problem:

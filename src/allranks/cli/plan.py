@@ -44,7 +44,7 @@ def show_dry_run(run: PreparedRun, as_json: bool, *, full: bool = False) -> None
     from allranks.launch.preview import sequence_problem
     from allranks.launch.restarts import restart_line
 
-    problem = sequence_problem(run.spec, run.plan)
+    problem = sequence_problem(run)
     show_plan(
         msgspec.structs.replace(run.plan, warnings=[*run.plan.warnings, problem]) if problem else run.plan,
         as_json,

@@ -32,7 +32,6 @@ from allranks.launch.slurm.requeue import REQUEUE_REASONS, StopAndRequeue, StopR
 from allranks.launch.stop_limit import FACTOR, StopLimit
 from allranks.launch.supervisor import JobEnd, Supervisor, supervise
 from allranks.nodes.network.facts import policy_for_nodes
-from allranks.nodes.preflight import PreflightReport
 from allranks.nodes.preflight.runner import (
     PreflightResult,
     TargetNodes,
@@ -43,6 +42,7 @@ from allranks.nodes.preflight.runner import (
     unusable_nodes,
     write_preflight,
 )
+from allranks.nodes.records import PreflightReport
 from allranks.nodes.slurm.allocations import Allocation, expand_hostlist
 from allranks.nodes.slurm.commands import Slurm
 from allranks.nodes.slurm.srun import SrunStep, srun_command

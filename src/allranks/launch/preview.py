@@ -21,10 +21,10 @@ from allranks.errors import EXIT_ENVIRONMENT, EXIT_REQUEST, AllranksError, DataE
 from allranks.launch.launchers import Launcher, get_launcher
 from allranks.nodes.preflight.request import check_paths, check_request, check_rows, check_sources
 from allranks.nodes.preflight.requirements import local_report, node_requirements
-from allranks.nodes.records import PreflightReport, require
+from allranks.nodes.records import PreflightReport, require_ready
 from allranks.planning import memory
 from allranks.planning.memory import Fit
-from allranks.planning.model_checks import model_warnings, trains_classifier
+from allranks.planning.model_checks import model_warnings
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.paths import RunDir
 from allranks.spec import RunSpec, load_spec, parse_spec
@@ -154,7 +154,7 @@ def check_start(prepared: PreparedRun, plan: LaunchPlan, *, required: bool = Tru
     check_rows(spec, prepared.classifier)
     report = local_report(spec, plan, prepared.facts, prepared.fit)
     if required:
-        require(report)
+        require_ready(report)
     check_sources(spec)
     if not required or not spec.cluster.launched_by.runs_here:
         return report
@@ -173,7 +173,7 @@ SMALL_BYTES_PER_TOKEN = 16
 """A file with more bytes than this per token of one sequence on each rank has enough sequences: tokens are shorter."""
 
 
-def inspect_data(spec: RunSpec, *, rows: int) -> dict[str, Any]:
+def inspect_data(prepared: PreparedRun, *, rows: int) -> dict[str, Any]:
     """Return what a run would train on, as `allranks.train.inspection.Inspection` has it.
 
     Args:
@@ -183,11 +183,12 @@ def inspect_data(spec: RunSpec, *, rows: int) -> dict[str, Any]:
         RequestError: the spec has no rows of text, or they cannot be used.
         EnvironmentNotAble: a package, the tokenizer or the data is not on this machine.
     """
+    spec = prepared.spec
     if spec.data is None or spec.model is None:
         raise SpecError("this spec runs your own program (script), whose data allranks does not read")
     if is_mlp(spec.model.name):
         raise SpecError(f"model.name {spec.model.name}: it is trained on noise, there are no rows to show")
-    request = {"spec": spec_to_dict(spec), "classifier": trains_classifier(spec), "rows": rows}
+    request = {"spec": spec_to_dict(spec), "classifier": prepared.classifier, "rows": rows}
     environment = dict(os.environ) | ({"HF_HOME": spec.cluster.cache} if spec.cluster.cache else {})
     import subprocess
 
@@ -212,9 +213,10 @@ def inspect_data(spec: RunSpec, *, rows: int) -> dict[str, Any]:
     return answer
 
 
-def few_sequences(spec: RunSpec, plan: LaunchPlan, facts: dict[str, Any]) -> str | None:
+def few_sequences(prepared: PreparedRun, facts: dict[str, Any]) -> str | None:
     """Return why some ranks would have no data, and what to do; None if there are enough sequences."""
-    data, sequences, rows = spec.data, facts["sequences"], facts["rows_train"] - facts["rows_without_target"]
+    plan, data = prepared.plan, prepared.spec.data
+    sequences, rows = facts["sequences"], facts["rows_train"] - facts["rows_without_target"]
     if data is None or sequences >= plan.world_size:
         return None
     fewer = f"use fewer ranks (cluster.procs_per_node: {max(1, sequences // len(plan.nodes))})"
@@ -228,7 +230,7 @@ def few_sequences(spec: RunSpec, plan: LaunchPlan, facts: dict[str, Any]) -> str
     )
 
 
-def sequence_problem(spec: RunSpec, plan: LaunchPlan) -> str | None:
+def sequence_problem(prepared: PreparedRun) -> str | None:
     """Return what `few_sequences` finds, if the file is so small that there can be too few.
 
     Files of a size that always suffices, built-in sets and sets of the hub are not tokenized here.
@@ -236,11 +238,11 @@ def sequence_problem(spec: RunSpec, plan: LaunchPlan) -> str | None:
     Raises:
         DataError: the ranks would refuse the rows.
     """
-    data = spec.data
+    spec, data = prepared.spec, prepared.spec.data
     if data is None or spec.model is None or is_mlp(spec.model.name):
         return None
     sources = [source_of(part) for part in parts_of(data)]
-    enough = plan.world_size * data.max_length * SMALL_BYTES_PER_TOKEN
+    enough = prepared.plan.world_size * data.max_length * SMALL_BYTES_PER_TOKEN
     if not all(map(looks_like_file, sources)):
         return None
     try:
@@ -250,6 +252,6 @@ def sequence_problem(spec: RunSpec, plan: LaunchPlan) -> str | None:
     if sum(path.stat().st_size for path in paths) > enough:
         return None
     try:
-        return few_sequences(spec, plan, inspect_data(spec, rows=0)["facts"])
+        return few_sequences(prepared, inspect_data(prepared, rows=0)["facts"])
     except EnvironmentNotAble:
         return None  # the tokenizer may be on the nodes only

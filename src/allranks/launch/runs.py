@@ -214,7 +214,7 @@ def create(prepared: PreparedRun, *, force: bool = False) -> tuple[RunDir, Launc
         from allranks.nodes.preflight.runner import failure_lines  # with all checks
 
         launch_plan = msgspec.structs.replace(launch_plan, warnings=[*launch_plan.warnings, *failure_lines([report])])
-    if problem := sequence_problem(spec, launch_plan):
+    if problem := sequence_problem(prepared):
         raise DataError(problem)
     run_dir = create_run(spec.run_root, spec.name, group_readable=spec.cluster.group_readable)
     write_request(run_dir, spec, launch_plan)

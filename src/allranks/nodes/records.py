@@ -44,7 +44,7 @@ class PreflightReport(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.host} {items} {'OK' if self.ok else 'FAIL'}"
 
 
-def require(report: PreflightReport) -> None:
+def require_ready(report: PreflightReport) -> None:
     """Refuse to continue after a failed check.
 
     Raises:

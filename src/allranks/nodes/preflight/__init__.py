@@ -11,7 +11,6 @@ runner.py            the complete preflight: probe, choose the network, test con
 from __future__ import annotations
 
 from allranks.nodes.preflight.request import check_request, check_rows
-from allranks.nodes.preflight.requirements import local_report, stamp
-from allranks.nodes.records import Check, PreflightReport, require
+from allranks.nodes.preflight.requirements import stamp
 
-__all__ = ["Check", "PreflightReport", "check_request", "check_rows", "local_report", "require", "stamp"]
+__all__ = ["check_request", "check_rows", "stamp"]
