@@ -505,7 +505,14 @@ def throughput() -> str:
 def restarts() -> str:
     """Return the rows of the table of causes."""
     rows = [f"| {cause} | {', '.join(f'`{n}`' for n in names)} | {ACTIONS[cause]} |" for cause, names in CAUSES.items()]
-    return "\n".join(["| cause | failure classes | what follows |", "|---|---|---|", *rows, f"| deterministic | all others | {ACTIONS['deterministic']} |"])
+    return "\n".join(
+        [
+            "| cause | failure classes | what follows |",
+            "|---|---|---|",
+            *rows,
+            f"| deterministic | all others | {ACTIONS['deterministic']} |",
+        ]
+    )
 
 
 PARTS: dict[str, Callable[[], str]] = {
