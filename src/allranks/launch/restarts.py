@@ -87,7 +87,7 @@ def restart_limit(spec: RunSpec) -> int:
 
 def restart_line(spec: RunSpec) -> str:
     """Return a line of the plan: how often, and after which failures, the run starts again by itself."""
-    limit, many = restart_limit(spec), spec.cluster.launcher == "hosts"
+    limit, many = restart_limit(spec), spec.cluster.launched_by.uses_hosts
     if many or not limit:
         return f"restarts: none ({'launcher hosts: its commands are started by hand' if many else 'cluster.restarts'})"
     return (
