@@ -183,6 +183,8 @@ def test_where_slurm_refuses_the_update_the_job_goes_back_to_the_queue_and_the_l
     said = job.ends(0) + log_of(job.run)
     assert "Slurm does not exclude n2 from the next start: " in said
     assert job.run.attempts() == [1, 2]
+    (lost,) = read_json(job.run.metrics)["restarts"]
+    assert (lost["host"], lost["cause"]) == ("n2", "infrastructure") and "requeued without n2" in " ".join(said.split())
     assert hosts_of(job.run, 2) == {"n1", "n3"}
 
 

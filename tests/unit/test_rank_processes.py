@@ -38,7 +38,7 @@ class Node:
         self.pages = {rank: HeartbeatPage() for rank in range(ranks)}
         self.processes = RankProcesses("n1", self.pages)
         os.environ[HEARTBEAT_VARIABLE] = page_paths(list(self.pages.values()))
-        environments = {rank: torchrun_environment(rank, rank, ranks, 0, 1, ranks, "t.1") for rank in range(ranks)}
+        environments = {rank: torchrun_environment(rank, rank, ranks, 0, 1, ranks, "t.1", 0) for rank in range(ranks)}
         command = [sys.executable, "-u", "-m", "allranks.launch.rank", str(self.run.root), "1"]
         self.processes.start(command, environments)
         self.pids = self.processes.pids

@@ -183,5 +183,25 @@ def decide_and_record(
         return None
     step = None if spec.script is not None else _newest_step(run)[0]
     decided = decide(attempt, metrics["failure"], str(metrics["message"]), before, limit, step)
-    write_json(run.restarts, msgspec.to_builtins([*read_restarts(run), decided]))
+    _record(run, decided)
     return decided
+
+
+def record_requeue(run: RunDir, attempt: int, hosts: Sequence[str], evidence: str) -> None:
+    """Record that Slurm starts the job again without nodes that were lost, on this evidence."""
+    lost = Restart(
+        attempt=attempt,
+        time=time.time(),
+        action="restart",
+        cause="infrastructure",
+        reason=f"requeued without {', '.join(hosts)}",
+        failure="node_unhealthy",
+        message=evidence,
+        host=hosts[0],
+        after_step=_newest_step(run)[0],
+    )
+    _record(run, lost)
+
+
+def _record(run: RunDir, decided: Restart) -> None:
+    write_json(run.restarts, msgspec.to_builtins([*read_restarts(run), decided]))

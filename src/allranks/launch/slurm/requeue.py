@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from allranks.errors import EXIT_FAILED
+from allranks.launch import restarts
 from allranks.launch.slurm.job import IN_ALLOCATION
 from allranks.launch.slurm.liveness import DriverRecord, examine_node, print_log_line
 from allranks.launch.supervisor import JobEnd, Supervisor
@@ -134,12 +135,12 @@ class StopAndRequeue:
         """
         self._leave_to_slurm(attempt)
         end = end or JobEnd()
-        lost = self._lost_nodes(end, hosts) if failed and not self.why else []
+        lost = self._lost_nodes(end, hosts) if failed and not self.why else {}
         unstarted = end.terminated and not end.ends
         # A preempted training whose ranks could not save may start again; a user's own program decides itself.
         may_start_again = self.why == "preempted" and plan.batch is not None
         if ((stopped or unstarted) and self.why in REQUEUE_REASONS) or (end.terminated and may_start_again):
-            return self._requeue(spec, plan, attempt, REQUEUE_REASONS[self.why], [])
+            return self._requeue(spec, plan, attempt, REQUEUE_REASONS[self.why], {})
         return self._requeue(spec, plan, attempt, f"without {', '.join(lost)}", lost) if lost else ""
 
     def _leave_to_slurm(self, attempt: int) -> None:
@@ -149,16 +150,16 @@ class StopAndRequeue:
             self._record.write("requeued", attempt=attempt)
             raise SystemExit(EXIT_FAILED)
 
-    def _lost_nodes(self, end: JobEnd, hosts: Callable[[], list[str]]) -> list[str]:
-        """Return nodes that are lost according to evidence; an agent killed on a healthy node does not count."""
+    def _lost_nodes(self, end: JobEnd, hosts: Callable[[], list[str]]) -> dict[str, str]:
+        """Return nodes that are lost, with the evidence; an agent killed on a healthy node does not count."""
         open_nodes = {lost.node for lost in end.lost} | set(end.not_joined)
         names = hosts() if open_nodes else []
         found = [examine_node(self._slurm, names[n]) for n in sorted(open_nodes) if n < len(names)]
         for verdict in found:
             print_log_line(f"node {verdict.host}: {verdict.text}")
-        return [verdict.host for verdict in found if verdict.lost]
+        return {verdict.host: verdict.text for verdict in found if verdict.lost}
 
-    def _requeue(self, spec: RunSpec, plan: LaunchPlan, attempt: int, why: str, lost: list[str]) -> str:
+    def _requeue(self, spec: RunSpec, plan: LaunchPlan, attempt: int, why: str, lost: dict[str, str]) -> str:
         """Requeue the job without its lost nodes and exit; return why not, empty if no requeue is wanted."""
         if os.environ.get(IN_ALLOCATION) or self._run.cancelled.exists():
             return ""
@@ -176,6 +177,9 @@ class StopAndRequeue:
         refused = self._slurm.try_requeue(self._job)
         if refused and not self.requeued_by_slurm():
             return self._not_requeued(f"Slurm refused the requeue: {refused}")
+        if lost:
+            evidence = "; ".join(f"node {host}: {text}" for host, text in lost.items())
+            restarts.record_requeue(self._run, attempt, list(lost), evidence)
         if lost and (kept := self._slurm.try_exclude(self._job, excluded)):
             print_log_line(f"Slurm does not exclude {', '.join(excluded)} from the next start: {kept}")
         deadline = time.monotonic() + REQUEUED_S
