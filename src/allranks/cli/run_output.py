@@ -300,9 +300,10 @@ def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
 
     ranks, device = f"{format_count(m.get('world_size'))} on {n_of(m.get('nodes'), 'node')}", m.get("device")
     again = [as_dict(one) for one in as_list(m.get("restarts"))]
-    restarts = "; ".join(
-        filled("attempt {attempt:d}: {message} ", one)
-        + f"({'started again' if one.get('action') == 'restart' else 'not started again'}: {format_value(one.get('reason'))})"
+    restarts = ". ".join(
+        filled("attempt {attempt:d}: {message}; ", one)
+        + ("started again: " if one.get("action") == "restart" else "not started again: ")
+        + format_value(one.get("reason"))
         for one in again
         if len(again) > 1 or one.get("action") == "restart"
     )

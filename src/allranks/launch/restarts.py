@@ -129,7 +129,7 @@ def decide(
         cause=cause,
         reason=reason,
         failure=name,
-        message=message.rstrip("."),
+        message=message.partition(". Log: ")[0].rstrip("."),
         rank=failure.get("rank"),
         host=failure.get("host"),
         after_step=after_step,
