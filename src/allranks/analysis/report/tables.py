@@ -90,7 +90,14 @@ def checkpoint_table(data: RunData) -> Table | None:
 
 def attempt_table(data: RunData) -> Table | None:
     """Return each start of the run, from rank 0's events."""
-    attempts = data.zero.attempts
+    decided = {finite_int(one.get("attempt")): one for one in map(as_dict, as_list(data.metrics.get("restarts")))}
+    known = {a.number for a in data.zero.attempts}  # rank 0 need not have started in an attempt that failed
+    other = [
+        AttemptRecord(number, None, end=format_value(one.get("message")))
+        for number, one in decided.items()
+        if number is not None and number not in known
+    ]
+    attempts = sorted([*data.zero.attempts, *other], key=lambda a: a.number)
 
     def spent(a: AttemptRecord) -> Cell:
         seconds = a.ended - a.began if a.ended is not None and a.began is not None else None
@@ -104,8 +111,6 @@ def attempt_table(data: RunData) -> Table | None:
                 f"the run {'was ' * (data.status == 'stopped')}{data.status}"
             )  # the page begins with the reason
         return long_cell(a.end or "ended without a message")
-
-    decided = {one.get("attempt"): one for one in map(as_dict, as_list(data.metrics.get("restarts")))}
 
     def next_action(a: AttemptRecord) -> Cell:
         one = decided.get(a.number)
