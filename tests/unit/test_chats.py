@@ -196,6 +196,18 @@ def test_edges_of_chats(family: str) -> None:
     assert "<|user|>" not in tokenizer.decode(found[0][1]), "no user follows the first reply of two"
 
 
+def test_the_prompt_is_trained_too_if_asked_for() -> None:
+    chat = Example(messages=(*CHAT, {"role": "user", "content": "ok"}))
+    (whole,) = encode_text([chat], tokenizer := tokenizer_of("qwen3"), max_length=None, mask_prompt=False)
+    assert whole.mask.all()
+    assert tokenizer.decode(whole.ids) == tokenizer.apply_chat_template(list(chat.messages), tokenize=False).rstrip()
+
+
+def test_messages_of_the_prompt_are_not_trained() -> None:
+    assert len(parts(CHAT, tokenizer_of("qwen3"), first_trained=3)) == 2
+    assert len(parts(CHAT, tokenizer_of("phi3"), first_trained=4)) == 1
+
+
 def test_rows_of_a_chat_are_cut_by_themselves() -> None:
     chat, tokenizer = Example(messages=tuple(CHAT)), tokenizer_of("qwen3")
     whole = encode_text([chat, chat], tokenizer, max_length=None, mask_prompt=True)
