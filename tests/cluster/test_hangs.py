@@ -121,8 +121,8 @@ def test_a_lost_first_node_is_left_out_when_the_job_goes_back_to_the_queue(
     box, job = on_three_nodes(use_box, shared, 150, nodes=2, steps=800)
     inject(box, "cut-link", node="n1")
     inject(box, "hide-folder", node="n1", path=str(shared))
-    job.ends(0, 400)
-    assert job.run.attempts() == [1, 2]
+    out = job.ends(0, 400)
+    assert job.run.attempts() == [1, 2] and "requeued without n1" in " ".join(out.split())
     assert hosts_of(job.run, 2) == {"n2", "n3"}
 
 

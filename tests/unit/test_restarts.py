@@ -9,7 +9,16 @@ import pytest
 
 from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.errors import SpecError
-from allranks.launch.restarts import CAUSES, Restart, cause_of, decide, read_restarts, restart_limit, restart_line
+from allranks.launch.restarts import (
+    CAUSES,
+    Restart,
+    cause_of,
+    decide,
+    decide_and_record,
+    read_restarts,
+    restart_limit,
+    restart_line,
+)
 from allranks.rundir.paths import RunDir
 from allranks.spec import parse_spec
 
@@ -69,6 +78,13 @@ def test_own_programs_are_not_started_again_unless_asked(spec: dict[str, object]
 def test_negative_numbers_are_refused() -> None:
     with pytest.raises(SpecError, match=r"cluster\.restarts\.max"):
         parse_spec({"script": {"path": "p.py"}, "cluster": {"restarts": {"max": -1}}})
+
+
+def test_a_record_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
+    gone = RunDir(tmp_path / "gone")
+    metrics = {"failure": {"id": NODE}, "message": "m"}
+    decided = decide_and_record(gone, parse_spec(TRAINING), 1, metrics, [])
+    assert decided is not None and decided.action == "restart" and read_restarts(gone) == []
 
 
 def test_a_damaged_record_is_no_record(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import msgspec
@@ -204,4 +205,5 @@ def record_requeue(run: RunDir, attempt: int, hosts: Sequence[str], evidence: st
 
 
 def _record(run: RunDir, decided: Restart) -> None:
-    write_json(run.restarts, msgspec.to_builtins([*read_restarts(run), decided]))
+    with suppress(OSError):  # a full disk; what was decided is done and shown all the same
+        write_json(run.restarts, msgspec.to_builtins([*read_restarts(run), decided]))

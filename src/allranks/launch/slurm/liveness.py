@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from allranks.errors import CheckpointError, EnvironmentNotAble
+from allranks.launch.restarts import record_requeue
 from allranks.nodes.slurm.answers import NoAnswer, is_lost
 from allranks.nodes.slurm.commands import JobState, Slurm
 from allranks.planning.records import load_plan
@@ -230,6 +231,9 @@ def handle_dead_driver(
                 "Slurm does not exclude %s from the next start of job %s: %s", ", ".join(without), job, kept
             )
         _write_driver_record(run, {**driver, "state": "requeued"})
+        record_requeue(
+            run, int(driver.get("attempt", 1)), [host], f"node {host}, where the job's script ran: {node.text}"
+        )
         return False
     found = _describe_loss(sign, run, slurm, job, driver, node)
     slurm.cancel(job)
