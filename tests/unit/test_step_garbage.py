@@ -26,7 +26,7 @@ def collected() -> Iterator[list[int]]:
 
 
 def test_collections_come_at_chosen_steps_only(collected: list[int]) -> None:
-    garbage = StepGarbage()
+    garbage = StepGarbage(2 * STEPS_BETWEEN)
     first = 3  # of a resumed run
     seconds = {}
     for step in range(first, 2 * STEPS_BETWEEN):
@@ -43,8 +43,10 @@ def test_collections_come_at_chosen_steps_only(collected: list[int]) -> None:
     assert gc.isenabled() and not gc.get_freeze_count()
 
 
-def test_a_run_that_never_trained_changes_nothing() -> None:
-    garbage = StepGarbage()
+@pytest.mark.parametrize("steps", [0, STEPS_BETWEEN])
+def test_a_run_without_steps_and_a_short_one_change_nothing(steps: int) -> None:
+    garbage = StepGarbage(steps)
+    assert not any(garbage.after_step(step) for step in range(steps))
     with garbage.automatic():
         assert gc.isenabled()
     garbage.close()

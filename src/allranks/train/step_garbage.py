@@ -16,14 +16,18 @@ STEPS_BETWEEN = 50
 
 
 class StepGarbage:
-    """Collect garbage after chosen steps, from the first call of `after_step` until `close`."""
+    """Collect garbage after chosen steps, from the first call of `after_step` until `close`.
 
-    def __init__(self) -> None:
-        self._active = False
+    Args:
+        steps: how many there will be. In short trainings Python collects by itself: a full collection would not pay.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self._active, self._pays = False, steps > STEPS_BETWEEN
 
     def after_step(self, step: int) -> float | None:
         """Collect if it is due after `step` (from 0); return the seconds that it took, or None."""
-        if self._active and (step + 1) % STEPS_BETWEEN:
+        if not self._pays or (self._active and (step + 1) % STEPS_BETWEEN):
             return None
         began = time.perf_counter()
         if self._active:

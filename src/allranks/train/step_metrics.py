@@ -250,7 +250,7 @@ class StepMetrics:
         self._events, self._clock, self._check = events, clock, check
         self._control = AsyncStepReduction(world)
         self._machine = MachineSamples(events, world.device.type)
-        self._garbage = StepGarbage()
+        self._garbage = StepGarbage(plan.total_steps - plan.first_step)
         self.quiet, self.close = self._control.quiet, self._garbage.close
         self._unlogged: list[tuple[StepWork, ReducedStep]] = []  # the steps since the last logged one
         self._waiting: dict[int, StepWork] = {}  # steps whose metrics are not reduced yet
