@@ -118,9 +118,7 @@ class Driver:
             if again is None:
                 return code
             self._decided.append(again)
-            resume, notes = resume_args(self._run, self._spec)
-            for line in notes:
-                print_log_line(line)
+            resume = again.resume_args(self._spec)
 
     def _run_attempt(self, attempt: int) -> tuple[int, Restart | None]:
         """Run one attempt; return its exit code, and the decision by which the job starts again."""

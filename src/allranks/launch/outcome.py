@@ -99,8 +99,8 @@ def finalize_run(
     restart = None
     if status != "succeeded":
         metrics |= {"message": message, "failure": msgspec.to_builtins(failure_of(run, message))}
-        asked = end is not None and (end.requested or bool(end.stopped))
-        if status == "failed" and restarts_before is not None and not asked:
+        by_user = end is not None and (end.requested or bool(end.stopped))
+        if status == "failed" and restarts_before is not None and not by_user:
             restart = restarts.decide_and_record(run, spec, attempt, metrics, restarts_before)
     if history := restarts.read_restarts(run):
         metrics["restarts"] = msgspec.to_builtins(history)

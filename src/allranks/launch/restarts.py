@@ -67,6 +67,10 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True):
     host: str | None = None
     after_step: int | None = None
 
+    def resume_args(self, spec: RunSpec) -> dict[str, Any]:
+        """Return how the next attempt continues, from the checkpoint that was verified for the decision."""
+        return {} if spec.script is not None else _resume_after(self.after_step)
+
     @property
     def lines(self) -> tuple[str, str]:
         """What failed, and what follows, for the log and the terminal."""
@@ -88,12 +92,13 @@ def restart_limit(spec: RunSpec) -> int:
 
 def restart_line(spec: RunSpec) -> str:
     """Return a line of the plan: how often, and after which failures, the run starts again by itself."""
-    limit, many = restart_limit(spec), spec.cluster.launched_by.uses_hosts
-    if many or not limit:
-        return f"restarts: none ({'launcher hosts: its commands are started by hand' if many else 'cluster.restarts'})"
+    limit, by_hand = restart_limit(spec), spec.cluster.launched_by.uses_hosts
+    if by_hand or not limit:
+        why = "launcher hosts: its commands are started by hand" if by_hand else "cluster.restarts"
+        return f"restarts: none ({why})"
     return (
-        f"restarts: at most {limit}, after a lost node or link, a faulty GPU or passing trouble, and once after a failure "
-        "of unknown cause (cluster.restarts)"
+        f"restarts: at most {limit}, after a lost node or link, a faulty GPU or a transient failure, and once after a "
+        "failure of unknown cause (cluster.restarts)"
     )
 
 
@@ -147,8 +152,12 @@ def resume_args(run: RunDir, spec: RunSpec) -> tuple[dict[str, Any], list[str]]:
     step, problems = _newest_step(run)
     notes = [f"skipped: {problem}" for problem in problems]
     if step is not None:
-        return {"resume_step": step, "inexact": False}, [*notes, f"resuming after step {step}"]
-    return {"resume_step": None, "anew": True}, [*notes, "no full checkpoint yet: training starts from the beginning"]
+        return _resume_after(step), [*notes, f"resuming after step {step}"]
+    return _resume_after(None), [*notes, "no full checkpoint yet: training starts from the beginning"]
+
+
+def _resume_after(step: int | None) -> dict[str, Any]:
+    return {"resume_step": None, "anew": True} if step is None else {"resume_step": step, "inexact": False}
 
 
 def _newest_step(run: RunDir) -> tuple[int | None, list[str]]:

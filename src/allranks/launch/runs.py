@@ -286,7 +286,7 @@ def launch(
             if one.action == "stop" or counts.interrupts + counts.stops > 0:
                 return result
             decided.append(one)
-            attempt, resume = attempt + 1, restarts.resume_args(run_dir, spec)[0]
+            attempt, resume = attempt + 1, one.resume_args(spec)
 
 
 def resume(

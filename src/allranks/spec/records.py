@@ -377,7 +377,7 @@ class ClusterSpec(Record, frozen=True):
     timeout_s: Annotated[int, Meta(ge=1)] = 600
     """timeout of collectives, in seconds"""
     restarts: RestartSpec = RestartSpec()
-    """what starts again by itself: lost nodes and links, faulty GPUs, passing trouble, once what is unknown"""
+    """restarts without a user, by the cause of a failure"""
 
     @property
     def launched_by(self) -> LauncherInfo:
