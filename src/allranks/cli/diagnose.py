@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -13,9 +14,17 @@ import msgspec
 from allranks.cli.options import any_path, echo, json_option, print_json, resolve_run_path, root_option
 from allranks.errors import EXIT_FAILED, EXIT_OK, EXIT_REQUEST, RequestError
 
+if TYPE_CHECKING:
+    from allranks.nodes.slurm.commands import Slurm
+
 
 @click.command("diagnose")
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=any_path)
+@click.argument("paths", nargs=-1, metavar="[PATH...]", type=any_path)
+@click.option(
+    "--job",
+    metavar="JOBID",
+    help="Read the logs of this job of Slurm, which Slurm names; JOBID_TASK for one of an array.",
+)
 @click.option(
     "--workers",
     type=click.IntRange(min=1),
@@ -23,17 +32,44 @@ from allranks.errors import EXIT_FAILED, EXIT_OK, EXIT_REQUEST, RequestError
 )
 @root_option
 @json_option
-def diagnose_command(paths: tuple[Path, ...], workers: int | None, run_root: Path, as_json: bool) -> int:
+def diagnose_command(
+    paths: tuple[Path, ...], job: str | None, workers: int | None, run_root: Path, as_json: bool
+) -> int:
     """Find what went wrong in run folders, log folders or single log files, compressed or not.
 
     Reads Slurm output, torchrun, NCCL, kernel and system logs, sacct tables, py-spy and faulthandler dumps. Exit code 0
     if the verdict is healthy; 1 if it is found, unexplained or incomplete; 2 if nothing could be read.
     """
-    import msgspec
+    if not paths and job is None:
+        raise click.UsageError("give PATH... (logs, folders, a run), or --job JOBID", click.get_current_context())
+    given = [resolve_run_path(path, run_root) for path in paths]
+    if job is not None:
+        from allranks.nodes.slurm.commands import find_slurm
 
+        return diagnose_job(find_slurm(Path.cwd(), wanted=f"--job {job}:"), job, given, workers, as_json=as_json)
+    return _diagnose(given, workers, as_json)
+
+
+def diagnose_job(slurm: Slurm, job: str, more: Sequence[Path], workers: int | None = None, *, as_json: bool) -> int:
+    """Diagnose the logs of a job of Slurm, with its state as further evidence."""
+    import tempfile
+
+    from allranks.analysis.diagnose.job_logs import find_job_logs
+
+    logs = find_job_logs(slurm, job)
+    for note in logs.notes:
+        echo(note, err=True)
+    with tempfile.TemporaryDirectory(prefix="allranks-") as folder:
+        accounting = Path(folder, "slurm-accounting")
+        accounting.mkdir()
+        (accounting / f"job-{job}").write_text(logs.accounting)
+        return _diagnose([*logs.files, accounting, *more], workers, as_json)
+
+
+def _diagnose(paths: Sequence[Path], workers: int | None, as_json: bool) -> int:
     from allranks.analysis.diagnose import diagnose
 
-    diagnosis = diagnose([resolve_run_path(path, run_root) for path in paths], workers=workers)
+    diagnosis = diagnose(paths, workers=workers)
     if as_json:
         print_json(msgspec.to_builtins(diagnosis))
     else:

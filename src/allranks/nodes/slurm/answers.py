@@ -13,6 +13,7 @@ import re
 import signal
 from collections.abc import Iterable
 from datetime import datetime
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -84,6 +85,38 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
         if self.start_time is not None and self.time_limit_s is not None:
             return self.start_time + self.time_limit_s
         return self.end_time if self.state == "RUNNING" else None
+
+
+class JobFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """A job, or a task of an array, and where its batch script writes: paths with patterns that Slurm left in them."""
+
+    info: JobInfo
+    label: str
+    """The job as users name it: 12, or 12_3 for a task."""
+    name: str
+    user: str
+    work_dir: str
+    std_out: str | None
+    """None: unknown; a job without a batch script has an empty one."""
+    std_err: str | None
+    submitted_by: str = ""
+    """The command line of sbatch, as sacct has it."""
+
+    @property
+    def paths(self) -> list[Path]:
+        """Return the files of output and errors, with all patterns expanded; none if they are unknown."""
+        array_job, _, task = self.label.partition("_")
+        first = re.match(r"([^,[]*)(?:\[([^],-]*)[^]]*\])?([^,]*)", self.info.nodes or "")
+        node = "".join(part or "" for part in first.groups()) if first else ""
+        values = {"A": array_job, "a": task or "4294967294", "j": self.info.job, "J": self.info.job, "x": self.name}
+        values |= {"u": self.user, "N": node.partition(".")[0], "n": "0", "t": "0", "s": "batch", "%": "%"}
+
+        def expanded(found: re.Match[str]) -> str:
+            value = values.get(found[2], found[0])
+            return value.zfill(int(found[1])) if found[1] and value.isdigit() else value
+
+        texts = dict.fromkeys(text for text in (self.std_out, self.std_err) if text)
+        return [Path(self.work_dir, re.sub(r"%(\d{0,2})([A-Za-z%])", expanded, text)) for text in texts]
 
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,6 +193,53 @@ def _job(record: str) -> JobInfo | None:
         failed_node=_known(values.get("FailedNode")),
         cancelled_by=cancelled_by,
     )
+
+
+def parse_job_files(text: str) -> list[JobFiles]:
+    """Parse output of ``scontrol show job --oneliner`` for the files of its jobs and tasks."""
+    jobs = []
+    for part in _RECORD.split(text):
+        line = " ".join(part.splitlines())
+        info, owner = _job(part) if part.startswith("JobId=") else None, _OWNER.search(line)
+        if info is None or owner is None:
+            continue
+        head = dict(re.findall(r"(ArrayJobId|ArrayTaskId)=(\S+)", line.partition(" JobName=")[0]))
+        # Arguments of the script and a comment come before them and may contain anything.
+        files = re.search(r".* StdErr=(?P<err>.*?) StdIn=.*? StdOut=(?P<out>.*?)(?: [A-Z][A-Za-z]*=|\s*$)", line)
+        folder = re.search(r".* WorkDir=(.*?)(?: (?:[A-Z][a-z]+)*Comment=| StdErr=)", line)
+        jobs.append(
+            JobFiles(
+                info=info,
+                label=f"{head['ArrayJobId']}_{head['ArrayTaskId']}" if "ArrayTaskId" in head else info.job,
+                name=line[: owner.start()].partition(" JobName=")[2],
+                user=line[owner.start() :].partition("UserId=")[2].partition("(")[0],
+                work_dir=folder[1] if folder else "",
+                std_out=files["out"] if files else "",
+                std_err=files["err"] if files else "",
+            )
+        )
+    return jobs
+
+
+SACCT_FILES = ("JobID", "JobIDRaw", "JobName", "User", "NodeList", "WorkDir", "SubmitLine", "State", "ExitCode")
+SACCT_PATHS = ("StdOut", "StdErr")
+"""Fields of sacct since 24.05."""
+SACCT_DELIMITER = "\x1f"
+
+
+def parse_sacct_files(text: str) -> list[JobFiles]:
+    """Parse output of sacct with the fields `SACCT_FILES` and, if it has them, `SACCT_PATHS`."""
+    jobs = []
+    for line in text.splitlines():
+        if line.count(SACCT_DELIMITER) < len(SACCT_FILES) - 1:  # "accounting storage is disabled"
+            continue
+        label, raw, name, user, nodes, folder, command, state, code, *paths = line.split(SACCT_DELIMITER)
+        if (info := parse_sacct(f"{state}|{code}", raw)) is not None:
+            info = msgspec.structs.replace(info, nodes=_known(nodes.replace("None assigned", "")))
+            out, err = (path or None for path in paths) if len(paths) == len(SACCT_PATHS) else (None, None)
+            known = {"label": label, "name": name, "user": user, "work_dir": folder, "submitted_by": command}
+            jobs.append(JobFiles(info=info, std_out=out, std_err=err, **known))
+    return jobs
 
 
 def job_state(text: str) -> tuple[str, tuple[str, ...], int | None]:

@@ -168,15 +168,16 @@ class Slurm:
 
     def try_job(self, job: str) -> JobInfo | NoAnswer | None:
         """Return Slurm's record of a job, `NoAnswer` if it does not answer, None if it does not know the job."""
-        text = self._show("job", job)
+        text = self.show("job", job)
         return answers.parse_job(text, job) or _strange(text) if isinstance(text, str) else text
 
     def try_node(self, host: str) -> NodeInfo | NoAnswer | None:
         """Return Slurm's record of a node, `NoAnswer` if it does not answer, None if it does not know the node."""
-        text = self._show("node", host)
+        text = self.show("node", host)
         return next(iter(answers.parse_nodes(text)), _strange(text)) if isinstance(text, str) else text
 
-    def _show(self, what: str, name: str) -> str | NoAnswer | None:
+    def show(self, what: str, name: str) -> str | NoAnswer | None:
+        """Return what scontrol shows of a job or node on one line; None if Slurm does not know it."""
         try:
             done = self._ask("scontrol", "show", what, "--oneliner", name, timeout_s=TRY_TIMEOUT_S)
         except EnvironmentNotAble as error:
@@ -308,8 +309,11 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.communicate(timeout=REAP_S)
 
 
-def find_slurm(cwd: Path, *, timeout_s: float = TRY_TIMEOUT_S) -> Slurm:
+def find_slurm(cwd: Path, *, timeout_s: float = TRY_TIMEOUT_S, wanted: str = "cluster.launcher is slurm, but") -> Slurm:
     """Return the machine's own Slurm if it answers, else the running cluster in a box.
+
+    Args:
+        wanted: how the message begins if there is neither.
 
     Raises:
         EnvironmentNotAble: there is neither.
@@ -324,8 +328,8 @@ def find_slurm(cwd: Path, *, timeout_s: float = TRY_TIMEOUT_S) -> Slurm:
     if box is not None:
         return Slurm(box.command_prefix(cwd), f"the cluster in a box {box.name!r}")
     raise EnvironmentNotAble(
-        "cluster.launcher is slurm, but no Slurm answers on this machine and no cluster in a box is running; use a "
-        "login node, or run: allranks cluster up"
+        f"{wanted} no Slurm answers on this machine and no cluster in a box is running; use a login node, or run: "
+        "allranks cluster up"
     )
 
 

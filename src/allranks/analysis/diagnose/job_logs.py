@@ -1,0 +1,107 @@
+"""Find the logs of a job of Slurm, whatever program it ran, from what Slurm knows about the job."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import msgspec
+
+from allranks.analysis.lint.command_options import sbatch_options
+from allranks.errors import EnvironmentNotAble, RequestError
+from allranks.nodes.slurm import answers
+from allranks.nodes.slurm.answers import JobFiles, NoAnswer
+from allranks.nodes.slurm.commands import ALIVE_STATES, Slurm
+
+MAX_NAMED = 5
+
+
+class JobLogs(msgspec.Struct, frozen=True, kw_only=True):
+    """The logs of a job that exist here, what Slurm says about its end, and what is unknown."""
+
+    files: list[Path]
+    accounting: str
+    """A table of states and exit codes, as sacct prints it."""
+    notes: list[str]
+
+
+def find_job_logs(slurm: Slurm, job: str) -> JobLogs:
+    """Return the logs of a job, or of the tasks of an array; of an array with failed tasks, only theirs.
+
+    Raises:
+        RequestError: this is no job ID, or Slurm does not know the job, or no log of it is here and it did not fail.
+        EnvironmentNotAble: Slurm does not answer.
+    """
+    if not re.fullmatch(r"\d+(?:_\d+|\+\d+)?", job):
+        raise RequestError(f"--job {job}: expected a job ID such as 4711, or 4711_3 for a task of an array")
+    jobs = _recorded(slurm, job)
+    failed = [one for one in jobs if one.info.state != "COMPLETED" and one.info.state not in ALIVE_STATES]
+    notes = [f"job {one.label}: {answers.end_text(one.info)}" for one in (failed or jobs)[:MAX_NAMED]]
+    if failed and len(jobs) > 1:
+        notes.append(f"{len(failed)} of {len(jobs)} tasks failed; only their logs are read")
+    files: dict[Path, None] = {}
+    for one in [_with_paths(slurm, job) for job in failed or jobs]:
+        there = [path for path in one.paths if path.exists()]
+        files.update(dict.fromkeys(there))
+        if not there:
+            notes.append(f"job {one.label}: {_why_no_log(one)}")
+    if not files and not failed:
+        raise RequestError("; ".join(notes))
+    rows = [f"{one.label}|{one.info.state}|{one.info.exit_code or 0}:{one.info.exit_signal or 0}" for one in jobs]
+    return JobLogs(files=list(files), accounting="\n".join(["JobID|State|ExitCode", *rows, ""]), notes=notes)
+
+
+def _recorded(slurm: Slurm, job: str) -> list[JobFiles]:
+    """Return what scontrol, or for older jobs sacct, has of a job."""
+    shown = slurm.show("job", job)
+    if isinstance(shown, str) and (jobs := answers.parse_job_files(shown)):
+        return jobs
+    delimiter = f"--delimiter={answers.SACCT_DELIMITER}"
+    query = ("sacct", "--jobs", job, "--allocations", "--noheader", "--parsable2", delimiter)
+    for fields in ((*answers.SACCT_FILES, *answers.SACCT_PATHS), answers.SACCT_FILES):
+        listed = slurm.output(*query, f"--format={','.join(fields)}")
+        if listed and (jobs := answers.parse_sacct_files(listed)):
+            return jobs
+    if isinstance(shown, NoAnswer):
+        raise EnvironmentNotAble(shown.reason)
+    accounting = "sacct gives no answer here" if listed is None else "sacct has no record of it"
+    raise RequestError(
+        f"job {job}: Slurm does not know it (scontrol forgets a job some minutes after its end, and {accounting}); give "
+        "its log files: allranks diagnose FILE..."
+    )
+
+
+def _with_paths(slurm: Slurm, job: JobFiles) -> JobFiles:
+    """Take the paths from the options of sbatch where sacct has none, before 24.05."""
+    if job.std_out is not None:
+        return job
+    script = slurm.output("sacct", "--jobs", job.label, "--batch-script") or ""
+    lines = [*re.findall(r"(?m)^#SBATCH[ \t]+(.*)", script), job.submitted_by.removeprefix("sbatch")]
+    options: dict[str, str | None] = {}
+    for line in lines:
+        try:
+            options |= sbatch_options(shlex.split(line, comments=True))[0]
+        except ValueError:  # an open quote
+            continue
+    usual = "slurm-%A_%a.out" if "_" in job.label else "slurm-%j.out"
+    return msgspec.structs.replace(job, std_out=options.get("output") or usual, std_err=options.get("error"))
+
+
+def _why_no_log(job: JobFiles) -> str:
+    if not job.paths:
+        return "it has no batch script, so Slurm wrote no log: its output went to the terminal of salloc or srun"
+    path, state = job.paths[0], job.info.state
+    if state in ("PENDING", "CONFIGURING"):
+        return f"it has not started; it will write to {path}"
+    if not path.parent.exists():
+        return (
+            f"the folder {path.parent} of its log is not on this machine; if {job.info.nodes} lacks it too, Slurm could "
+            f"not open the log and the job failed at once: mkdir -p {path.parent}"
+        )
+    if job.submitted_by:
+        return (
+            f"this sacct does not record where its log is, and {path}, which its command line implies, is not on this "
+            "machine; give the file: allranks diagnose FILE"
+        )
+    return f"its log {path} is not on this machine; if it is on {job.info.nodes}, copy it and diagnose the copy"
