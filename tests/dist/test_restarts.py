@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from allranks.analysis.effective_time import KINDS
 from allranks.rundir.files import read_json
 from tests.dist.harness import equal, rows_spec, stall_ranks, train, weights_of
 
@@ -30,7 +31,15 @@ def test_a_killed_rank_is_started_again_and_the_weights_are_those_of_an_undistur
     assert (metrics["status"], metrics["attempts"], metrics["restarts"]) == ("succeeded", 2, [one])
     for text in (f"restart  after step {step}", "attempt 1: rank 1", "SIGKILL", "started again"):
         assert text in done.stdout, done.stdout
-    assert "started again: one process crashed" in run.report.read_text()
+    page = run.report.read_text()
+    assert "started again: one process crashed" in page and "Wall time of the attempts" in page
+    time = metrics["effective_training_time"]
+    assert time["wall_time_s"] == pytest.approx(sum(time[f"{kind}_s"] for kind in KINDS), abs=1e-6)
+    assert (
+        all(time[f"{kind}_s"] > 0 for kind in KINDS if kind not in ("evaluation", "repeated"))
+        and len(time["attempts"]) == 2
+    )
+    assert f"effective      {time['share']:.1%} of the time was training that counts" in done.stdout
 
 
 def test_a_second_failure_of_unknown_cause_ends_the_run_with_both(

@@ -18,6 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from allranks.analysis.effective_time import KINDS
 from allranks.analysis.machine_load import machine_notes
 from allranks.analysis.metrics import before_and_after
 from allranks.analysis.stragglers import link_notes
@@ -307,7 +308,8 @@ def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
         for one in again
         if len(again) > 1 or one.get("action") == "restart"
     )
-    wall, early = finite_float(m.get("wall_time_s")), as_dict(m.get("stopped_early"))
+    effective, early = as_dict(m.get("effective_training_time")), as_dict(m.get("stopped_early"))
+    wall = finite_float(effective.get("wall_time_s")) or finite_float(m.get("wall_time_s"))
     network = as_dict(m.get("network")).get("line")
     if m.get("model") is None:  # a user's own program, whose steps, tokens or proofs are unknown
         steps = known("{steps:d}") if "progress_source" in m else ""
@@ -319,6 +321,7 @@ def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
             "held-out loss": _change(m, "eval_loss_first", "eval_loss"),
             "speed": ", ".join(filter(None, speeds)),
             "time": format_duration(wall or 0),
+            "effective": _effective_time(effective),
             "restarts": restarts,
             "network": network,
         }
@@ -331,6 +334,7 @@ def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
         "steps": filled("{steps:d}", m)
         + f" over {attempts} attempts" * (attempts > 1)
         + (f"; the whole run took {format_duration(wall)}" if wall else ""),
+        "effective": _effective_time(effective),
         "restarts": restarts,
         "train loss": _change(m, "train_loss_first", "train_loss_last", trained=bool(m.get("steps"))),
         "router loss": _change(m, "router_aux_loss_first", "router_aux_loss_last"),
@@ -354,6 +358,20 @@ def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
         "not compiled": known("{not_compiled}"),
     }
     return [(name, sanitize(value)) for name, value in rows.items() if value]
+
+
+def _effective_time(effective: dict[str, Any]) -> str:
+    """Return the productive share of the wall time, and the other parts that are at least 1 % of it."""
+    share, wall = (finite_float(effective.get(key)) for key in ("share", "wall_time_s"))
+    if share is None or not wall:
+        return ""
+    parts = {kind: finite_float(effective.get(f"{kind}_s")) or 0.0 for kind in KINDS[1:]}
+    rest = ", ".join(
+        f"{'start-up' if kind == 'startup' else kind} {format_duration(s)}"
+        for kind, s in parts.items()
+        if s > 0.01 * wall
+    )
+    return f"{share:.1%} of the time was training that counts" + f"; the rest: {rest}" * bool(rest)
 
 
 def _change(m: dict[str, Any], first: str, last: str, *, trained: bool = False, form: str = ".4f") -> str | None:

@@ -22,7 +22,7 @@ import msgspec
 
 from allranks.errors import EXIT_FAILED, AllranksError, EnvironmentNotAble
 from allranks.launch.channel_protocol import CHANNEL_VARIABLE
-from allranks.launch.launchers import agent_command, agent_words
+from allranks.launch.launchers import agent_command, agent_words, write_attempt_args
 from allranks.launch.outcome import events_of_attempt, finalize_run
 from allranks.launch.rendezvous import LOOPBACK, NodeAddress, Rendezvous, control_port, own_address_towards
 from allranks.launch.restarts import Restart, resume_args
@@ -113,7 +113,7 @@ class Driver:
             if resume is None:
                 self._record.start()
                 resume = self._resume_args(attempt)
-            write_json(self._run.logs_of(attempt) / "args.json", resume)
+            write_attempt_args(self._run, attempt, resume)
             code, again = self._run_attempt(attempt)
             if again is None:
                 return code

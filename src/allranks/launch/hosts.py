@@ -35,7 +35,7 @@ class HostsLauncher(Launcher):
     def start(self, run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, resume: dict[str, Any]) -> LaunchedJob:
         from allranks.launch.hosts_job import commands_text, start_on_hosts
 
-        write_attempt_args(run, attempt, resume)
+        write_attempt_args(run, attempt, resume, by_hand=True)
         text = commands_text("node", node_commands(spec, run, plan, attempt), manual_steps(spec, plan))
         return start_on_hosts(run, spec, plan, attempt, text)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -193,10 +194,10 @@ def local_agents() -> set[str]:
     return {word for command in commands if "allranks.launch.agent" in command for word in command}
 
 
-def write_attempt_args(run: RunDir, attempt: int, resume: dict[str, Any]) -> None:
-    """Write the arguments of an attempt's ranks, if this process starts their agents."""
+def write_attempt_args(run: RunDir, attempt: int, resume: dict[str, Any], *, by_hand: bool = False) -> None:
+    """Write the arguments of an attempt's ranks, and when the attempt began unless its agents are started by hand."""
     make_folder(run.logs_of(attempt))
-    write_json(run.logs_of(attempt) / "args.json", resume)
+    write_json(run.attempt_args(attempt), resume if by_hand else {**resume, "began": time.time()})
 
 
 def agent_command(spec: RunSpec, plan: LaunchPlan, run: RunDir, python: str) -> tuple[list[str], list[str]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from allranks.analysis.effective_time import AttemptRecord, effective_training_time
 from allranks.analysis.metrics import (
     describe_non_finite_loss,
     early_stop,
@@ -31,7 +32,7 @@ from allranks.spec.records import RunSpec
 from allranks.utils import filesystem
 from allranks.utils.inputs import read_appended
 from allranks.utils.redaction import redact
-from allranks.utils.text import sanitize
+from allranks.utils.text import as_dicts, finite_float, sanitize
 
 TAIL_BYTES = 64 << 10
 UNFINISHED_MESSAGE = (
@@ -104,6 +105,7 @@ def finalize_run(
             restart = restarts.decide_and_record(run, spec, attempt, metrics, restarts_before)
     if history := restarts.read_restarts(run):
         metrics["restarts"] = msgspec.to_builtins(history)
+    metrics["effective_training_time"] = _effective_training_time(run, plan, ranks)
     try:
         metrics["network"] = outcome_metrics(verify_network(run, attempt))
         write_json(run.metrics, metrics)
@@ -122,6 +124,29 @@ def finalize_run(
         metrics=metrics,
         restart=restart,
     )
+
+
+def _effective_training_time(run: RunDir, plan: LaunchPlan, ranks: dict[int, list[dict[str, Any]]]) -> Any:
+    """Account for the run's wall time by its events and the records of its attempts, any of which may be missing."""
+    verdicts = {one.attempt: one.time for one in restarts.read_restarts(run)}
+    records = {}
+    for attempt in run.attempts():
+        by_node = [read_record(path) for path in run.logs_of(attempt).glob("*.exit.json")]
+        failed, ended = (
+            [at for one in by_node for end in as_dicts(one.get(key)) if (at := finite_float(end.get("time")))]
+            for key in ("failed", "succeeded")
+        )
+        records[attempt] = AttemptRecord(
+            began=finite_float(read_record(run.attempt_args(attempt)).get("began")),
+            verdict=verdicts.get(attempt),
+            faults=failed,
+            hung=run.hang_report(attempt).exists(),
+            ends=[*failed, *ended],
+        )
+    asked = read_record(run.run_args)
+    started = [finite_float(one.get("launched_at")) for one in (asked, *as_dicts(asked.get("resumed")))]
+    launched_at = [at for at in started if at is not None]
+    return effective_training_time(ranks, records, launched_at, program=plan.batch is None)
 
 
 def events_of_attempt(events: list[dict[str, Any]], attempt: int) -> list[dict[str, Any]]:
@@ -318,6 +343,7 @@ def recompute_metrics(run: RunDir, *, alive: bool) -> dict[str, Any] | None:
     metrics = summarize(run.name, load_spec(run.spec), load_plan(run), ranks, status) | progress_metrics(ranks)
     if status == "unfinished":
         metrics["message"] = UNFINISHED_MESSAGE.format(run.name)
+    metrics["effective_training_time"] = _effective_training_time(run, load_plan(run), ranks)
     metrics |= {
         key: before[key] for key in ("message", "failure", "network", "restarts") if key in before and not alive
     }

@@ -88,6 +88,10 @@ class RunDir(Struct, frozen=True):
     def logs_of(self, attempt: int) -> Path:
         return self.logs / f"attempt-{attempt}"
 
+    def attempt_args(self, attempt: int) -> Path:
+        """Return the path of what the launcher tells an attempt: how to resume, and when the attempt began."""
+        return self.logs_of(attempt) / "args.json"
+
     def log_of(self, attempt: int, host: str, rank: int) -> Path:
         return self.logs_of(attempt) / f"{host}.rank{rank}.log"
 

@@ -73,7 +73,7 @@ class Attempt:
 
 def load_attempt_args(run: RunDir, attempt: int) -> AttemptArgs:
     """Return the arguments that the launcher wrote for this attempt."""
-    return msgspec.convert(read_json(run.logs_of(attempt) / "args.json") or {}, AttemptArgs)
+    return msgspec.convert(read_json(run.attempt_args(attempt)) or {}, AttemptArgs)
 
 
 RECORDED_PACKAGES = [

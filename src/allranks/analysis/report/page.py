@@ -216,7 +216,8 @@ def _memory(data: RunData) -> KeyFigure | None:
 
 
 def _wall_time(data: RunData) -> KeyFigure | None:
-    wall = finite_float(data.metrics.get("wall_time_s"))
+    effective = text.as_dict(data.metrics.get("effective_training_time"))
+    wall = finite_float(effective.get("wall_time_s")) or finite_float(data.metrics.get("wall_time_s"))
     if wall is None:
         return None
     done = data.zero.steps[-1].step if data.zero.steps else 0
@@ -224,6 +225,8 @@ def _wall_time(data: RunData) -> KeyFigure | None:
     attempts = len(data.zero.attempts)
     note = f"{done:,} of {total:,} steps" if total is not None else f"{done:,} steps"
     notes = [*([] if data.own_program else [note]), *([f"{attempts} attempts"] if attempts > 1 else [])]
+    share = finite_float(effective.get("share"))
+    notes += [] if share is None else [f"{text.format_percent(share)} effective"]
     return KeyFigure("wall time", text.format_duration(wall), ", ".join(notes))
 
 
@@ -265,8 +268,34 @@ def proof(data: RunData) -> Items | None:
     return Items("Checks at step 0", items)
 
 
+TIME_PARTS = {
+    "productive": "--c1", "repeated": "--c5", "startup": "--c6", "evaluation": "--c2", "checkpoint": "--c3",
+    "detection": "--c7", "restart": "--c4", "other": "--c6/0.5",
+}  # fmt: skip
+
+
+def _attempt_bars(effective: dict[str, Any]) -> Bars | None:
+    """Return the wall time of each attempt by its parts, as shares of the longest attempt."""
+    attempts = text.as_dicts(effective.get("attempts"))
+    longest = max((finite_float(one.get("wall_time_s")) or 0.0 for one in attempts), default=0.0)
+    if not longest:
+        return None
+    bars = []
+    for one in attempts:
+        known = {kind: finite_float(one.get(f"{kind}_s")) or 0.0 for kind in TIME_PARTS}
+        parts = [Part(k, text.format_duration(s), 100 * s / longest, TIME_PARTS[k]) for k, s in known.items() if s]
+        bars.append(Bar(f"attempt {one.get('attempt')}", parts, text.format_duration(one.get("wall_time_s"))))
+    shown = [kind for kind in TIME_PARTS if finite_float(effective.get(f"{kind}_s"))]
+    note = f"{text.format_percent(effective.get('share'))} of {text.format_duration(effective.get('wall_time_s'))} was "
+    note += "training that counts. Repeated: steps trained again. Restart: from the verdict to the ranks' next start."
+    return Bars("Wall time of the attempts", bars, [(kind, TIME_PARTS[kind]) for kind in shown], note)
+
+
 def time_budget(data: RunData) -> Bars | None:
-    """Return rank 0's time by phase, summed over the attempts."""
+    """Return the parts of each attempt's time; of a training with one attempt, rank 0's time by phase."""
+    effective = text.as_dict(data.metrics.get("effective_training_time"))
+    if len(text.as_dicts(effective.get("attempts"))) > 1:
+        return _attempt_bars(effective)
     if data.own_program:
         return None
     spent: dict[str, float] = {}
