@@ -11,9 +11,9 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ from tests.conftest import tiny_spec
 from tests.warm import allranks
 
 MACHINE = MachineFacts(host="h", cpus=2, memory_bytes=0, gpus=[], cpu_model="", system="")
-ROOT = Path(__file__).parents[2]
 TOPICS = ("arts", "politics", "sports", "tech")
 ROWS = [{"instruction": f"say {i}", "input": "", "output": f"word {i}"} for i in range(40)]
 NEWS = [{"text": f"{topic} news {i}", "label": topic} for i in range(12) for topic in TOPICS]
@@ -47,18 +46,15 @@ def table(rows: list[dict[str, Any]], mark: str = ",") -> str:
 
 
 def text_spec(folder: Path, content: str | bytes | None = None, file: str = "a.jsonl", **sections: Any) -> Spec:
+    content = lines(ROWS) if content is None else content
     path = folder / file
-    path.write_bytes(
-        lines(ROWS).encode() if content is None else content.encode() if isinstance(content, str) else content
-    )
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
     return tiny_spec(path, folder, **sections)
 
 
 def news_spec(folder: Path, content: str | bytes | None = None, file: str = "a.jsonl", **sections: Any) -> Spec:
     spec = text_spec(folder, lines(NEWS) if content is None else content, file, **sections)
-    spec["model"] = sections.get("model", {"name": "tiny:bert"})
-    spec["adapter"] = {"type": "none"}
-    return spec
+    return {**spec, "model": sections.get("model", {"name": "tiny:bert"}), "adapter": {"type": "none"}}
 
 
 def notes_of(spec: Spec) -> list[str]:
@@ -111,11 +107,6 @@ def unlink(folder: Path, pattern: str) -> Path:
     return folder
 
 
-def halved(path: Path) -> Path:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    return path.parent
-
-
 def with_chat(rows: list[dict[str, str]], *, reply: bool) -> str:
     def messages(row: dict[str, str]) -> list[dict[str, str]]:
         own = [{"role": "user", "content": row["instruction"]}, {"role": "assistant", "content": row["output"]}]
@@ -138,128 +129,99 @@ def blank(every: int, value: Any, key: str = "output", rows: list[dict[str, Any]
     return [{**row, key: value} if i % every == 0 else row for i, row in enumerate(rows)]
 
 
-def _with_value(section: str, name: str, value: float, folder: Path) -> Spec:
-    changed: dict[str, Any] = {section: {"max_steps": None, name: value} if section == "train" else {name: value}}
-    return text_spec(folder, **changed)
+Make = Callable[[Path], Spec]
 
 
-REFUSED: dict[str, tuple[Callable[[Path], Spec], str]] = {
-    "b01-windows-1252": (
-        lambda p: text_spec(p, "text\nau café\n".encode("cp1252"), "a.csv"),
-        r"not UTF-8 text at byte",
-    ),
-    "b02-utf16-powershell": (lambda p: text_spec(p, lines(ROWS).encode("utf-16")), r"not UTF-8 text at byte 0"),
-    "b03-bar-csv": (lambda p: news_spec(p, table(NEWS, "|"), "a.csv"), r"the columns are separated by '\|'"),
-    "b06-labels-with-blanks": (
-        lambda p: news_spec(p, lines([{**r, "label": r["label"] + " " * (i % 3 == 0)} for i, r in enumerate(NEWS)])),
-        r"arts, 'arts ' differ only in blanks",
-    ),
-    "b06-labels-as-numbers-twice": (
-        lambda p: news_spec(p, lines([{**r, "label": ("1", "1.0", "2")[i % 3]} for i, r in enumerate(NEWS)])),
-        r"1, 1\.0 differ only in blanks or in how a number is written",
-    ),
+def text(content: str | bytes | None = None, file: str = "a.jsonl", **sections: Any) -> Make:
+    return lambda folder: text_spec(folder, content, file, **sections)
+
+
+def news(content: str | bytes | None = None, file: str = "a.jsonl", **sections: Any) -> Make:
+    return lambda folder: news_spec(folder, content, file, **sections)
+
+
+def folder_of(change: Callable[[Path], object], **made: Any) -> Make:
+    """With a model's folder, changed so."""
+
+    def make(folder: Path) -> Spec:
+        change(model_folder(folder / "m", **made))
+        return text_spec(folder, model={"name": str(folder / "m"), "config": {}})
+
+    return make
+
+
+def halve(folder: Path) -> None:
+    os.truncate(folder / "model.safetensors", (folder / "model.safetensors").stat().st_size // 2)
+
+
+def leave_an_adapter(folder: Path) -> None:
+    unlink(folder, "*")
+    (folder / "adapter_config.json").write_text("{}")
+
+
+def with_template(words: str) -> Make:
+    return lambda folder: text_spec(folder, data={"template": template(folder, words)})
+
+
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:46\nsize 12\n"
+TYPO = "{% block prompt %}{{ instrution }}{% endblock %}{% block response %}{{ output }}{% endblock %}"
+TRAILING = [{**r, "label": r["label"] + " " * (i % 3 == 0)} for i, r in enumerate(NEWS)]
+NUMBERS = [{**r, "label": ("1", "1.0", "2")[i % 3]} for i, r in enumerate(NEWS)]
+MEASURES = [{**r, "label": i * 0.37} for i, r in enumerate(NEWS)]
+RAIN = [*NEWS[:8], {"text": "rain", "label": "weather"}]
+REFUSED: dict[str, tuple[Make, str]] = {
+    "b01-windows-1252": (text("text\nau café\n".encode("cp1252"), "a.csv"), r"not UTF-8 text at byte"),
+    "b02-utf16-powershell": (text(lines(ROWS).encode("utf-16")), r"not UTF-8 text at byte 0"),
+    "b03-bar-csv": (news(table(NEWS, "|"), "a.csv"), r"the columns are separated by '\|'"),
+    "b06-labels-with-blanks": (news(lines(TRAILING)), r"arts, 'arts ' differ only in blanks"),
+    "b06-labels-as-numbers-twice": (news(lines(NUMBERS)), r"1, 1\.0 differ only in blanks or in how a number is"),
     "b09-unknown-eval-label": (
-        lambda p: news_spec(p, eval=eval_file(p, [*NEWS[:8], {"text": "rain", "label": "weather"}])),
+        lambda p: news_spec(p, eval=eval_file(p, RAIN)),
         r"eval\.source .*, row 8: label 'weather' is not among those of the training rows: arts, politics",
     ),
-    "b10-folder-without-tokenizer": (
-        lambda p: text_spec(p, model={"name": str(unlink(model_folder(p / "m"), "tokenizer*")), "config": {}}),
-        r"has weights but no tokenizer",
-    ),
-    "b16-eval-fraction-percent": (
-        lambda p: text_spec(p, data={"eval_fraction": 5}),
-        r"data\.eval_fraction: expected float < 1",
-    ),
-    "b20-grad-norm-zero": (
-        lambda p: text_spec(p, train={"max_grad_norm": 0}),
-        r"train\.max_grad_norm: expected float > 0",
-    ),
-    "b25-blank-answers": (lambda p: text_spec(p, lines(blank(1, " "))), r"'output' is empty or missing in every row"),
-    "b27-lora-alpha-zero": (lambda p: text_spec(p, adapter={"alpha": 0}), r"adapter\.alpha: expected float > 0"),
-    "b28-lora-r-zero": (lambda p: text_spec(p, adapter={"r": 0}), r"adapter\.r: expected int >= 1"),
-    "b28-lora-dropout": (lambda p: text_spec(p, adapter={"dropout": 1.5}), r"adapter\.dropout: expected float < 1"),
+    "b10-folder-without-tokenizer": (folder_of(lambda f: unlink(f, "tokenizer*")), r"has weights but no tokenizer"),
+    "b16-eval-fraction-percent": (text(data={"eval_fraction": 5}), r"data\.eval_fraction: expected float < 1"),
+    "b20-grad-norm-zero": (text(train={"max_grad_norm": 0}), r"train\.max_grad_norm: expected float > 0"),
+    "b25-blank-answers": (text(lines(blank(1, " "))), r"'output' is empty or missing in every row"),
+    "b27-lora-alpha-zero": (text(adapter={"alpha": 0}), r"adapter\.alpha: expected float > 0"),
+    "b28-lora-r-zero": (text(adapter={"r": 0}), r"adapter\.r: expected int >= 1"),
+    "b28-lora-dropout": (text(adapter={"dropout": 1.5}), r"adapter\.dropout: expected float < 1"),
     "b29-template-typo": (
-        lambda p: text_spec(
-            p,
-            data={
-                "template": template(
-                    p, "{% block prompt %}{{ instrution }}{% endblock %}{% block response %}{{ output }}{% endblock %}"
-                )
-            },
-        ),
-        r"row 0: 'instrution' is undefined; the columns are: instruction, input, output",
+        with_template(TYPO),
+        r"row 0: 'instrution' is undefined; the columns are: instruction, input",
     ),
-    "b31-truncated-jsonl": (lambda p: text_spec(p, lines(ROWS)[:-20]), r"line 40: not JSON"),
+    "b31-truncated-jsonl": (text(lines(ROWS)[:-20]), r"line 40: not JSON"),
     "b32-csv-unquoted-comma": (
-        lambda p: news_spec(p, table(NEWS) + "ball, goal,sports\n", "a.csv"),
+        news(table(NEWS) + "ball, goal,sports\n", "a.csv"),
         r"line 50: the number of fields differs",
     ),
     "b33-lfs-pointer": (
-        lambda p: text_spec(
-            p,
-            "version https://git-lfs.github.com/spec/v1\noid sha256:46\nsize 12\n",
-            "a.csv",
-            data={"template": "text"},
-        ),
+        text(LFS, "a.csv", data={"template": "text"}),
         r"Git LFS pointer, not the data; run git lfs pull",
     ),
-    "b34-regression-labels": (
-        lambda p: news_spec(p, lines([{**r, "label": i * 0.37} for i, r in enumerate(NEWS)])),
-        r"38 rows have 38 label values.*not measures",
-    ),
-    "b35-one-class": (
-        lambda p: news_spec(p, lines([r for r in NEWS if r["label"] == "arts"])),
-        r"at least two label values, the data has 1: arts",
-    ),
-    "b39-no-assistant-turn": (
-        lambda p: text_spec(p, with_chat(ROWS, reply=False)),
-        r"row 0: chat without an assistant message",
-    ),
-    "b40-adapter-as-model": (
-        lambda p: (
-            _written(p / "m" / "adapter_config.json", "{}"),
-            text_spec(p, model={"name": str(p / "m"), "config": {}}),
-        )[1],
-        r"holds an adapter, not a model; merge it",
-    ),
-    "b43-string-boolean": (lambda p: text_spec(p, data={"mask_prompt": "false"}), r"data\.mask_prompt: expected bool"),
-    "b46-safetensors-truncated": (
-        lambda p: text_spec(p, model={"name": str(halved(model_folder(p / "m") / "model.safetensors")), "config": {}}),
-        r"model\.safetensors: is truncated",
-    ),
+    "b34-regression-labels": (news(lines(MEASURES)), r"38 rows have 38 label values.*not measures"),
+    "b40-adapter-as-model": (folder_of(leave_an_adapter), r"holds an adapter, not a model; merge it"),
+    "b43-string-boolean": (text(data={"mask_prompt": "false"}), r"data\.mask_prompt: expected bool"),
+    "b46-safetensors-truncated": (folder_of(halve), r"model\.safetensors: is truncated"),
     "b47-no-config-json": (
         lambda p: text_spec(p, model={"name": str(p), "config": {}}),
-        r"no config\.json, so it is not a model",
+        r"no config\.json, so it is not",
     ),
-    "b48-gz": (
-        lambda p: text_spec(p, gzip.compress(lines(ROWS).encode()), "a.jsonl.gz"),
-        r"unknown kind of file '\.gz'",
-    ),
-    "b48-folder": (lambda p: tiny_spec(p, p), r"no file below this folder has a known kind"),
+    "b48-gz": (text(gzip.compress(lines(ROWS).encode()), "a.jsonl.gz"), r"unknown kind of file '\.gz'"),
     "b49-trailing-comma": (
-        lambda p: text_spec(p, "[\n" + "".join(json.dumps(r) + ",\n" for r in ROWS) + "]", "a.json"),
+        text("[\n" + "".join(json.dumps(r) + ",\n" for r in ROWS) + "]", "a.json"),
         r"line 42: not JSON",
     ),
+    "b50-max-steps": (text(train={"max_steps": -5}), r"train\.max_steps: expected int >= "),
+    "b50-lr": (text(train={"max_steps": None, "lr": -1e-4}), r"train\.lr: expected float >=? "),
+    "b50-micro-batch": (text(train={"micro_batch_size": 0}), r"train\.micro_batch_size: expected int >= "),
+    "b50-eval-every": (text(eval={"every": 0}), r"eval\.every: expected int >= "),
+    "b50-max-length": (text(data={"max_length": 0}), r"data\.max_length: expected int >= "),
     "b52-label-missing": (
-        lambda p: news_spec(p, table(blank(5, "", "label", NEWS)), "a.csv"),
+        news(table(blank(5, "", "label", NEWS)), "a.csv"),
         r"row 0, column 'label': the label is missing",
     ),
 }
-for key, value in (
-    ("train.max_steps", -5),
-    ("train.lr", -1e-4),
-    ("train.micro_batch_size", 0),
-    ("eval.every", 0),
-    ("data.max_length", 0),
-):
-    section, name = key.split(".")
-    REFUSED[f"b50-{key}"] = (partial(_with_value, section, name, value), rf"{key}: expected (int|float) >=? ")
-
-
-def _written(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return path
 
 
 @pytest.mark.parametrize("mistake", REFUSED)
@@ -269,7 +231,9 @@ def test_it_is_refused_before_ranks_start(tmp_path: Path, mistake: str) -> None:
         notes_of(make(tmp_path))
 
 
-TOLD: dict[str, tuple[Callable[[Path], Spec], str]] = {
+SWAPPED = {"instruction": "output", "output": "instruction"}
+NEVER = {"every": 1000, "at_end": False}
+TOLD: dict[str, tuple[Make, str]] = {
     "b37-config-of-folder": (
         lambda p: text_spec(
             p,
@@ -278,29 +242,23 @@ TOLD: dict[str, tuple[Callable[[Path], Spec], str]] = {
         ),
         r"model\.config is ignored \(attention_dropout\): it is only for tiny:",
     ),
-    "b04-swapped-columns": (
-        lambda p: text_spec(p, data={"columns": {"instruction": "output", "output": "instruction"}}),
-        r"look swapped",
-    ),
+    "b04-swapped-columns": (text(data={"columns": SWAPPED}), r"look swapped"),
     "b04-answer-in-the-input": (
-        lambda p: news_spec(p, data={"columns": {"text": ["text", "label"], "label": "label"}}),
+        news(data={"columns": {"text": ["text", "label"], "label": "label"}}),
         r"text and label both read label: the input contains the answer",
     ),
-    "b17-eval-fraction-huge": (
-        lambda p: text_spec(p, data={"eval_fraction": 0.9}),
-        r"only 10% of the rows are trained",
-    ),
+    "b17-eval-fraction-huge": (text(data={"eval_fraction": 0.9}), r"only 10% of the rows are trained"),
     "b18-long-warmup": (
-        lambda p: text_spec(p, train={"warmup_steps": 1000}),
+        text(train={"warmup_steps": 1000}),
         r"only 6 steps: the learning rate reaches 6e-05 instead of train\.lr 0\.01",
     ),
-    "b19-lr-typo": (lambda p: text_spec(p, train={"lr": 5e5}), r"train\.lr is 500000, which makes AdamW diverge"),
+    "b19-lr-typo": (text(train={"lr": 5e5}), r"train\.lr is 500000, which makes AdamW diverge"),
     "b41-never-saved": (
-        lambda p: text_spec(p, checkpoint={"mode": "full", "every": 1000, "at_end": False}),
+        text(checkpoint={"mode": "full", **NEVER}),
         r"nothing will be saved, because at_end is false and every is not reached",
     ),
     "b41-never-evaluated": (
-        lambda p: text_spec(p, eval={**eval_file(p, ROWS), "every": 1000, "at_end": False}),
+        lambda p: text_spec(p, eval={**eval_file(p, ROWS), **NEVER}),
         r"eval\.source will not be used",
     ),
 }
@@ -336,7 +294,7 @@ def test_b11_a_tokenizer_without_end_is_refused(tmp_path: Path) -> None:
 
 def test_b12_chats_for_a_tokenizer_without_chat_template_get_the_default_one(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "m")
-    _written(folder / "chat_template.jinja", "").unlink()
+    unlink(folder, "chat_template.jinja")
     spec = text_spec(tmp_path, with_chat(ROWS, reply=True), model={"name": str(folder), "config": {}})
     data = prepared(spec)
     assert data.facts.chat_template == "default"
@@ -361,7 +319,8 @@ def test_b13_b14_a_resume_on_other_data_or_another_base_is_refused(
     from allranks.train.distributed import SINGLE_PROCESS
 
     was: dict[str, Any] = {"sequences": 40, "data_hash": "a", "base_hash": "a"}
-    _written(tmp_path / "state" / "progress.json", json.dumps(was))
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "progress.json").write_text(json.dumps(was))
     require_same(SINGLE_PROCESS, tmp_path, TrainingIdentity(**was), allow_inexact=False)
     with pytest.raises(CheckpointError, match=words):
         require_same(SINGLE_PROCESS, tmp_path, TrainingIdentity(**{**was, **change}), allow_inexact=False)

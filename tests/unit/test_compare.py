@@ -389,12 +389,6 @@ def test_shares_are_of_the_profiled_step() -> None:
     assert "25% of its profiled step is exposed communication" in text
 
 
-@pytest.mark.parametrize("exposed", [0.2, -0.1])
-def test_a_profile_that_contradicts_itself_gives_no_share(exposed: float) -> None:
-    one = row("a", exposed_comm_s=exposed)
-    assert one.figures and conclusions.exposed_share(one.figures) is None and "exposed" not in concluded(one)
-
-
 NUMBER = st.floats(0, 1e9)
 
 

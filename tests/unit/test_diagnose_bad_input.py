@@ -176,25 +176,6 @@ def test_any_log_is_read_in_bounded_memory(
         assert (ids(found), evidence.line) == (["cuda_oom"], 1) and len(evidence.text) < 2000
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "[rank3]: {}",
-        "[default3]:[rank3]: {}",
-        "3: {}",
-        "node-c: {}",
-        "Jan 12 10:00:01 node-c app[77]: {}",
-        "2025-01-12T10:00:01.123456+01:00 node-c app[77]: {}",
-        "    {}",
-    ],
-)
-@pytest.mark.parametrize("name", ["cuda_oom", "port_in_use", "numpy_clash", "application_error", "ddp_ready_twice"])
-def test_prefixes_do_not_hide_a_message(tmp_path: Path, line: str, name: str) -> None:
-    other = line.format("working").replace("3", "1")
-    (tmp_path / "a.log").write_text(f"{other}\n{line.format(CATALOGUE[name].example)}\n{other}\n")
-    assert ids(diagnose([tmp_path]))[:1] == [name]
-
-
 @settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.binary(max_size=200) | st.sampled_from([e.example.encode() for e in CATALOGUE.values()]), max_size=20),

@@ -321,6 +321,7 @@ PARAMS = (
 )
 XID, IBVWRAP = "[ 10.5] NVRM: Xid (PCI:0000:c1:00): ", "n1:1:1 [0] misc/ibvwrap.cc:262"
 ESCAPED = "Error: Traceback (most recent call last):\\n  File \"x.py\", line 1, in f\\nKeyError: 'k'"
+SYSLOG_TIMES = ("Jan 12 10:00:01", "2025-01-12T10:00:01.123456+01:00")
 OFI = "NCCL INFO NET/OFI Could not disable CUDA API usage\nNCCL INFO Using network"
 
 
@@ -360,6 +361,8 @@ OFI = "NCCL INFO NET/OFI Could not disable CUDA API usage\nNCCL INFO Using netwo
         ("[rank0]: torch.OutOfMemoryError: CUDA out of\n[rank0]: memory. Tried to allocate 2.00 GiB", ["cuda_oom"]),
         ("[rank0]: RuntimeError: CUDA error: invalid\n[rank1]: ok\n[rank0]: device ordinal", ["invalid_device"]),
         (ESCAPED, ["application_error"]),
+        # behind a prefix of syslog
+        *((f"{time} node-c app[77]: bind: Address already in use", ["port_in_use"]) for time in SYSLOG_TIMES),
         # a part of a word, or another emitter
         ("NET/OFI configured attributes handshake completed", []),
         ("process 12 reached the unreachable code path table", []),

@@ -51,6 +51,7 @@ def test_emitter_and_severity(text: str, emitter: str, severity: str) -> None:
         ("2026-01-02 10:00:00,123 - ERROR - ", None, None),
         ("[pod/worker-1/pytorch] ", None, "worker-1"),
         ("gpu-07: ", None, "gpu-07"),
+        ("[default3]:[rank3]: ", 3, None),
         ("(TrainWorker pid=77, ip=10.0.0.3) ", None, "10.0.0.3"),
     ],
 )

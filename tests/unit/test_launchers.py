@@ -16,6 +16,7 @@ from allranks.launch.slurm.launcher import SlurmLauncher
 from allranks.rundir.files import write_json
 from allranks.rundir.paths import RunDir
 from allranks.spec.launchers import LAUNCHERS
+from allranks.spec.strategies import REGISTRY
 
 HEAVY = ["allranks.launch.supervisor", "allranks.launch.channel", "allranks.nodes.slurm", "jinja2", "torch", "asyncio"]
 
@@ -43,8 +44,8 @@ def test_the_launcher_of_a_run_is_known_by_what_it_left(tmp_path: Path) -> None:
     assert isinstance(launcher_of(run), SlurmLauncher)
 
 
-def names_compared(text: str) -> Iterator[str]:
-    """Describe each comparison of a launcher with a name, and each choice by its name."""
+def names_compared(text: str, known: set[str], *subjects: str) -> Iterator[str]:
+    """Describe each comparison of a subject with a known name, and each choice by its name."""
     for node in ast.walk(ast.parse(text)):
         sides: list[ast.expr] = []
         if isinstance(node, ast.Compare):
@@ -59,16 +60,15 @@ def names_compared(text: str) -> Iterator[str]:
             tested = node.func.attr in ("startswith", "endswith")
             sides = [node.args[0], node.func.value] if chosen or tested else []
         names = {c.value for side in sides for c in ast.walk(side) if isinstance(c, ast.Constant)}
-        said = " ".join(ast.unparse(side) for side in sides)
-        if names & {*LAUNCHERS} and ("launcher" in said.lower() or "machine" in said.lower()):
+        said = " ".join(ast.unparse(side) for side in sides).lower()
+        if names & known and any(subject in said for subject in subjects):
             yield f"line {node.lineno}: {ast.unparse(node).splitlines()[0]}"
 
 
-def test_nothing_compares_a_launcher_with_a_name() -> None:
-    source = Path(allranks.__file__).parent
-    found = [
-        f"{file.relative_to(source)} {problem}"
-        for file in sorted(source.rglob("*.py"))
-        for problem in names_compared(file.read_text())
-    ]
+def test_nothing_compares_a_launcher_or_a_strategy_with_a_name() -> None:
+    strategies = {*REGISTRY, *(f"{name.split('_')[0]}{end}" for name in REGISTRY for end in ("", "_"))}
+    found = []
+    for file in sorted(Path(allranks.__file__).parent.rglob("*.py")):
+        for known, subjects in (({*LAUNCHERS}, ("launcher", "machine")), (strategies, ("strategy",))):
+            found += [f"{file} {problem}" for problem in names_compared(file.read_text(), known, *subjects)]
     assert not found, "\n".join(found)

@@ -30,13 +30,8 @@ def end_of(rank: int, exitcode: int = 0, time: float = 100.0, **more: Any) -> Ra
 
 
 GONE = LostAgent(node=1, host="n1", why="process 77 was killed")
-ECHO = {
-    "type": "RuntimeError",
-    "message": "[gloo] Connection closed by peer",
-    "echo": True,
-    "exit_code": 1,
-    "known": False,
-}
+LOST = {"type": "RuntimeError", "message": "[gloo] Connection closed by peer"}
+ECHO = {**LOST, "echo": True, "exit_code": 1, "known": False}
 
 
 class Attempt:
@@ -287,44 +282,42 @@ def error(rank: int, time: float, *, echo: bool = False, message: str = "bad") -
     return {"rank": rank, "type": "RuntimeError", "message": message, "time": time, "echo": echo}
 
 
+def first_failure(*known: Any) -> Any:
+    found = find_first_failure(*known)
+    assert found is not None
+    return found
+
+
 def test_an_error_that_only_the_page_holds_is_found_and_an_echo_there_is_one() -> None:
     """Its event could not be written. The end of the process is its time, so an earlier event still comes first."""
     page = end_of(1, 1, time=20.0, failure="ValueError: rows: none")
-    found = find_first_failure([page], [error(0, 19.0, echo=True)], {1: 7})
-    assert found is not None
+    found = first_failure([page], [error(0, 19.0, echo=True)], {1: 7})
     assert (found.rank, found.host, found.cause, found.message, found.step) == (1, "n1", "ValueError", "rows: none", 7)
-    first = find_first_failure([page, end_of(0, 1)], [error(0, 19.0)], {})
-    assert first is not None
+    first = first_failure([page, end_of(0, 1)], [error(0, 19.0)], {})
     assert first.rank == 0
     echo = end_of(1, 1, time=18.0, failure="RuntimeError: Connection reset by peer")
-    found = find_first_failure([echo, end_of(0, -9, time=19.0)], [], {})
-    assert found is not None
+    found = first_failure([echo, end_of(0, -9, time=19.0)], [], {})
     assert (found.rank, found.cause, found.echo) == (0, "SIGKILL", False)
-    only = find_first_failure([echo], [], {})
-    assert only is not None
+    only = first_failure([echo], [], {})
     assert (only.rank, only.echo) == (1, True)
 
 
 def test_the_text_of_sys_exit_on_the_page_is_no_error_of_its_own() -> None:
     """A program may end so because its peer has failed, which is the cause."""
     gave_up = end_of(0, 1, time=1.0, failure="sys.exit: lost a peer")
-    found = find_first_failure([gave_up, end_of(1, -11, time=2.0)], [], {}, {0: "lost a peer"})
-    assert found is not None
+    found = first_failure([gave_up, end_of(1, -11, time=2.0)], [], {}, {0: "lost a peer"})
     assert (found.rank, found.cause) == (1, "SIGSEGV")
-    alone = find_first_failure([gave_up], [], {}, {0: "lost a peer"})
-    assert alone is not None
+    alone = first_failure([gave_up], [], {}, {0: "lost a peer"})
     assert alone.message == "ended with exit code 1: lost a peer"
 
 
 def test_a_rank_that_ended_early_with_exit_code_0_is_named_if_nothing_else_failed() -> None:
     """Its peers fail because of it; those of them that have an error of their own come first."""
     early = end_of(2, 0, time=5.0, done=False)
-    found = find_first_failure([early], [error(0, 4.0, echo=True)], {2: 6})
-    assert found is not None
+    found = first_failure([early], [error(0, 4.0, echo=True)], {2: 6})
     assert (found.rank, found.cause, found.step) == (2, "exit code 0", 6)
     assert found.message == "ended with exit code 0 before it had finished its work"
-    own = find_first_failure([early], [error(0, 9.0)], {})
-    assert own is not None
+    own = first_failure([early], [error(0, 9.0)], {})
     assert own.rank == 0
     assert find_first_failure([end_of(2)], [], {}) is None
 
@@ -333,6 +326,5 @@ def test_a_rank_that_ended_early_with_exit_code_0_is_named_if_nothing_else_faile
 def test_a_rank_that_its_agent_ended_is_never_named(more: dict[str, Any]) -> None:
     ended = end_of(0, time=1.0, done=False, ended_by_agent=True, **more)
     assert find_first_failure([ended], [], {}) is None
-    found = find_first_failure([ended, end_of(1, 7, time=9.0)], [], {})
-    assert found is not None
+    found = first_failure([ended, end_of(1, 7, time=9.0)], [], {})
     assert found.rank == 1

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
 
-import allranks
 from allranks.spec.strategies import REGISTRY, resolve_options
 from allranks.train.engines import Engine, engine_of
 from allranks.train.strategies import import_target
 from allranks.train.strategies.base import LoopStrategy, Strategy
 
-SOURCE = Path(allranks.__file__).parent
-"""What may read members of its own strategy; the types are those of pyright."""
 SET_BY_SETUP = {"module", "optimizer"}
 
 
@@ -58,23 +52,3 @@ def test_the_engine_of_each_strategy_can_run_it(name: str) -> None:
     assert issubclass(import_target(REGISTRY[name].target), needed)
     assert parameters(engine.__init__) == parameters(Engine.__init__)
     assert parameters(engine.run) == parameters(Engine.run)
-
-
-def names_compared(text: str) -> Iterator[str]:
-    """Describe each comparison of a strategy's name with one of the registry, or with its beginning."""
-    known = {*REGISTRY, *(f"{name.split('_')[0]}{end}" for name in REGISTRY for end in ("", "_"))}
-    for node in ast.walk(ast.parse(text)):
-        sides: list[ast.expr] = []
-        if isinstance(node, ast.Compare):
-            sides = [node.left, *node.comparators]
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
-            sides = [node.func.value, node.args[0]] if node.func.attr in ("startswith", "endswith") else []
-        names = {c.value for side in sides for c in ast.walk(side) if isinstance(c, ast.Constant)}
-        if names & known and "strategy" in " ".join(ast.unparse(side) for side in sides):
-            yield f"line {node.lineno}: {ast.unparse(node)}"
-
-
-def test_nothing_compares_a_strategy_with_a_name() -> None:
-    files = sorted(SOURCE.rglob("*.py"))
-    found = [f"{file.relative_to(SOURCE)} {problem}" for file in files for problem in names_compared(file.read_text())]
-    assert not found, "\n".join(found)

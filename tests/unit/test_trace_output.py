@@ -23,7 +23,6 @@ from allranks.analysis.trace.records import TraceReport
 from allranks.analysis.trace.tables import Cell, Table, comparison_blocks, report_blocks, short_name, text_lines
 from tests.tracegen import Scenario, generate
 from tests.unit.trace_builder import nccl, step, write_ranks
-from tests.warm import allranks
 
 SCENARIO = Scenario(slow={(3, 1): 900}, memcpy=True, offset_us={2: 500})
 
@@ -93,14 +92,6 @@ def test_any_name_fits(name: str, width: int) -> None:
 
 
 # the verb
-
-
-def test_what_cannot_be_read_ends_with_2_and_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text("no")
-    for path in (tmp_path / "x.json", tmp_path / "none", tmp_path):
-        done = allranks("trace", path)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr.startswith("allranks: ") and "Traceback" not in done.stderr
 
 
 def python(code: str, *words: object) -> str:

@@ -304,33 +304,6 @@ def test_clocks_are_aligned_along_a_chain_of_groups(tmp_path: Path) -> None:
     assert report.pairing.unpaired == 0
 
 
-def skewed(lag: float, steps: int = 3, slow: float = 0.0) -> list[Event]:
-    """A rank whose profiler starts `lag` later and that is `slow` in each step; ends of collectives are common."""
-    events, end = [], 0.0
-    for n in range(steps):
-        start = lag if n == 0 else end + 10
-        common = max(1000.0 * n + 600, 0)
-        events += [step(n + 1, start, common + 300), kernel("gemm", start + 20, start + 120, 10 * n + 1)]
-        events += [launch(10 * n + 1, start + 10), launch(10 * n + 2, start + 130)]
-        events.append(nccl("allreduce", start + 150 + slow, common, n, 10 * n + 2))
-        end = common + 300
-    return events
-
-
-def test_profilers_that_start_apart_are_seen_and_the_first_step_begins_where_ranks_are_level(tmp_path: Path) -> None:
-    report = run(tmp_path, skewed(0), skewed(400))
-    assert report.startup is not None
-    assert report.startup.skew_s == pytest.approx(400e-6)
-    assert report.startup.fake_wait_s == {0: pytest.approx(400e-6), 1: 0.0}
-    assert report.startup.removed_s == {0: pytest.approx(600e-6), 1: pytest.approx(200e-6)}
-    assert report.pairing.wait_s == 0
-    assert all(r.caused_wait_s == 0 for r in report.stragglers)
-    assert [[s.trimmed for s in r.steps] for r in report.ranks] == [[True, False, False]] * 2
-    first = report.ranks[0].steps[0]
-    assert first.breakdown.exposed_comm_s == 0 and first.breakdown.span_s == pytest.approx(300e-6)
-    assert report.ranks[0].total.span_s == pytest.approx(sum(s.breakdown.span_s for s in report.ranks[0].steps))
-
-
 def test_ranks_without_a_common_collective_keep_their_clocks_and_it_is_said(tmp_path: Path) -> None:
     report = run(tmp_path, [step(1, 0, 100), kernel("a", 10, 20)], [step(1, 30, 130), kernel("a", 40, 50)])
     assert len(told(report, "not_aligned")) == 1

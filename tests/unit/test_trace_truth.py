@@ -191,6 +191,10 @@ def test_profilers_that_start_late_are_no_stragglers(tmp_path: Path) -> None:
     worst = max(report.stragglers, key=lambda row: row.caused_wait_s)
     assert (worst.rank, round(worst.caused_wait_s * 1e6)) == (5, 300)
     for rank in report.ranks:
+        assert report.startup.removed_s[rank.rank] > 0
+        first = rank.steps[0]
+        assert first.trimmed and first.breakdown.span_s < truth.steps[rank.rank, 0].duration / 1e6
+        assert rank.total.span_s == pytest.approx(sum(s.breakdown.span_s for s in rank.steps))
         for step in rank.steps[1:]:
             assert_step(step, truth.steps[rank.rank, step.step - 1])
             assert not step.trimmed
