@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from allranks.errors import CheckpointError, SpecError
+from allranks.launch.checkpoint_request import checkpoint
 from allranks.launch.launchers import local_agents
 from allranks.launch.outcome import RunResult
 from allranks.launch.preview import PreparedRun, SpecLike, plan, prepare
@@ -33,6 +34,6 @@ def run(
 
 
 __all__ = [
-    "CheckpointError", "NullObserver", "RunResult", "SpecError", "cancel", "create", "launch", "load_spec",
+    "CheckpointError", "NullObserver", "RunResult", "SpecError", "cancel", "checkpoint", "create", "launch", "load_spec",
     "local_agents", "plan", "prepare", "resume", "run", "running",
 ]  # fmt: skip

@@ -2,7 +2,7 @@
 
     AllranksError            1  the work failed
     +- RunFailed             1  training, a check or a proof failed
-    |  +- ProofFailed        1  the step-0 proof found ranks that do not form one job
+    |  +- ProofFailed        1  a proof found ranks that do not form one job, or whose weights differ
     |  +- NonFiniteLoss      1  a loss or gradient was not finite
     |  +- CheckpointError    1  a checkpoint could not be written or did not match when re-read
     +- RequestError          2  the request is wrong

@@ -206,6 +206,19 @@ def test_cancel_and_detach(box: Box, shared: Path) -> None:
     assert allranks(shared, "cancel", started["run"]).returncode == 2
 
 
+def test_a_job_saves_on_request_and_goes_on(box: Box, shared: Path) -> None:
+    job = Submitted(shared, spec_in(shared, cluster={"nodes": 2}, train={"max_steps": 100_000}))
+    job.until_step(2)
+    done = allranks(shared, "checkpoint", job.run.name)
+    assert done.returncode == 0, done.stderr
+    step = job.run.checkpoint_steps()[-1]
+    assert f"full checkpoint of step {step} in {job.run.checkpoint(step)}" in done.stdout
+    job.until_step(step + 2)
+    assert allranks(shared, "cancel", job.run.name).returncode == 0
+    job.ends(1)
+    assert allranks(shared, "checkpoint", job.run.name).returncode == 2
+
+
 def test_a_node_that_sees_neither_project_nor_data_gets_them(box: Box, shared: Path) -> None:
     """A program and a module beside it are hidden from n2; a bundle brings them there, and they go again."""
     program = (

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from allranks.train.checkpoint import commit as publishing
 from allranks.train.checkpoint import load_full, load_weights_only, plan_published_files, saver
 from allranks.train.checkpoint import writer as writing
 from allranks.train.distributed import DistContext
+from allranks.train.evaluation import Evaluator
+from allranks.train.replica_check import ReplicaCheck
 from allranks.train.strategies import shards
 from tests.dist.making import built, go_on, main, prepared, saver_of, tokens_of, whole_state
 from tests.dist.plants import instead
@@ -369,6 +372,34 @@ def after_kills(world: DistContext, args: dict[str, Any]) -> Any:
         keeper.finish()
         names = sorted(p.name for p in run.checkpoints.iterdir())
         found.append({"step": step, "problems": problems, "names": names, "damage": find_damage(run.checkpoint(7))})
+    return found
+
+
+def changed_bits(world: DistContext, args: dict[str, Any]) -> Any:
+    """What the comparison of replicas says of a bit that changes on the last rank: nowhere, in its first weight, and in
+    its first state, which counts only before a save."""
+    tokens, found = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37), {}
+    for name, how in args["pairs"]:
+        strategy, module = prepared(name, world, how)
+        observe = SimpleNamespace(observe=SimpleNamespace(verify_every=1))
+        plan = SimpleNamespace(shard_ranks=2 if "options" in how else world.size)
+        attempt: Any = SimpleNamespace(
+            world=world, plan=plan, spec=observe, events=SimpleNamespace(write=lambda *a, **k: None)
+        )
+        check = ReplicaCheck(attempt, strategy, module.model)
+        go_on(strategy, world, tokens, how, 0, 2, Path(args["folder"]))
+        Evaluator(world, module, tokens, pad_id=0, batch_size=4, classifier=False).run()  # weights are gathered
+        nothing = said(lambda check=check: check.compare(2, with_state=True))
+        places = [strategy.weight_shards()[0].tensor, shards.state_shards(strategy.state_ranges())[0].tensor]
+        bits = [place.view(-1)[:1].view(torch.int32) for place in places]
+        answers = []
+        for bit in bits:
+            if world.rank == world.size - 1:
+                bit.bitwise_xor_(1 << 20)
+            answers += [said(partial(check.compare, 3)), said(partial(check.compare, 3, with_state=True))]
+            if world.rank == world.size - 1:
+                bit.bitwise_xor_(1 << 20)
+        found[name] = [nothing, *answers]
     return found
 
 

@@ -40,6 +40,9 @@ class Recorder:
     def request(self, order: str, reason: str) -> None:
         self.requests.append((order, reason))
 
+    def request_checkpoint(self) -> None:
+        self.requests.append(("checkpoint", ""))
+
 
 @pytest.fixture
 def recorder() -> Recorder:
@@ -82,7 +85,8 @@ def test_reports_arrive_and_orders_come_back(hub: ChannelServer, recorder: Recor
     assert hub.links[2].report.state == ENDED
     assert agents[2].silent_s < 5
     send_request(hub.endpoint, "stop", "allranks cancel")  # a person may ask for the end
-    assert recorder.requests == [("stop", "allranks cancel")]
+    send_request(hub.endpoint, "checkpoint", "")  # or for a save
+    assert recorder.requests == [("stop", "allranks cancel"), ("checkpoint", "")]
     for agent in agents:
         agent.close()
     until(lambda: all(link.closed == CLOSED for link in hub.links.values()))

@@ -30,6 +30,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "stage": ("doctor", "Build and verify the bundle for nodes without access to the project or packages."),
     "resume": ("runs", "Resume a stopped run from its newest complete checkpoint."),
     "cancel": ("runs", "Stop a run; it can be resumed."),
+    "checkpoint": ("runs", "Save a full checkpoint of a running training, without stopping it."),
     "runs": ("runs", "List runs."),
     "logs": ("logs", "Show a run's logs by rank."),
     "report": ("runs", "Show a run's summary and rewrite its page."),

@@ -43,6 +43,7 @@ def show_dry_run(run: PreparedRun, as_json: bool, *, full: bool = False) -> None
 
     from allranks.launch.preview import sequence_problem
     from allranks.launch.restarts import restart_line
+    from allranks.planning.replicas import verify_line
 
     problem = sequence_problem(run)
     show_plan(
@@ -51,7 +52,17 @@ def show_dry_run(run: PreparedRun, as_json: bool, *, full: bool = False) -> None
         run.batch_script,
         run.fit,
         run.hand_commands,
-        "\n".join(filter(None, (training_line(run.spec), restart_line(run.spec)))),
+        "\n".join(
+            filter(
+                None,
+                (
+                    training_line(run.spec),
+                    checkpoint_line(run.spec, len(run.plan.nodes)),
+                    verify_line(run.plan, run.spec.observe.verify_every),
+                    restart_line(run.spec),
+                ),
+            )
+        ),
         full=full,
     )
 
@@ -80,6 +91,17 @@ def training_line(spec: RunSpec) -> str | None:
         f"training: {spec.model.name}{adapter} on {source_of(data)}{rows}{shape}; lr {train.lr:g} "
         f"{train.schedule}{warm}, seed {train.seed}"
     )
+
+
+def checkpoint_line(spec: RunSpec, nodes: int) -> str | None:
+    """Return a line on the interval of checkpoints, if the spec gives it as a time or leaves it to be measured."""
+    saves = spec.checkpoint
+    if not isinstance(saves.every, str) or saves.mode == "none" or spec.script is not None:
+        return None
+    if saves.every_s is not None:
+        return f"checkpoint every {saves.every} of wall time"
+    mtbf = f"one failure in {saves.failure_interval_h(nodes):g} h (checkpoint.mtbf_h)"
+    return f"checkpoint every: auto, from the cost of a save, measured in the run, and {mtbf}"
 
 
 def device_line(plan: LaunchPlan) -> str:

@@ -1,4 +1,5 @@
-"""List, resume, cancel and report runs (``allranks runs``, ``resume``, ``cancel``, ``report``)."""
+"""List, resume, cancel, checkpoint and report runs (``allranks runs``, ``resume``, ``cancel``, ``checkpoint``,
+``report``)."""
 
 from __future__ import annotations
 
@@ -133,6 +134,33 @@ def cancel_command(run: str, now: bool, run_root: Path) -> int:
 
     run_dir = find_run(run, run_root)
     echo(f"{run_dir.name}: {api.cancel(run_dir, now=now)}", message=True)
+    return EXIT_OK
+
+
+@click.command("checkpoint")
+@run_argument
+@click.option(
+    "--wait/--no-wait",
+    default=True,
+    show_default=True,
+    help="Wait until the checkpoint is complete, and print its step.",
+)
+@root_option
+def checkpoint_command(run: str, wait: bool, run_root: Path) -> int:
+    """Have RUN, a running training, save a full checkpoint now, without stopping."""
+    from allranks import api
+    from allranks.rundir.paths import find_run
+
+    run_dir = find_run(run, run_root)
+    try:
+        step = api.checkpoint(run_dir, wait=wait)
+    except KeyboardInterrupt:
+        echo(f"allranks: interrupted; {run_dir.name} goes on, and may still save the checkpoint", err=True)
+        return EXIT_FAILED
+    if step is None:
+        echo(f"{run_dir.name}: asked its ranks for a full checkpoint", message=True)
+    else:
+        echo(f"{run_dir.name}: full checkpoint of step {step} in {run_dir.checkpoint(step)}")
     return EXIT_OK
 
 

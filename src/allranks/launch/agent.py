@@ -129,6 +129,7 @@ class Agent:
         self._limit: StopLimit | None = None
         self._guard: ProcessGuard | None = None
         self._deadline = math.inf  # when the ranks are killed
+        self._checkpoints = 0  # requested so far
         self._watch = self._hang_watch()
         self._log_progress = self._log_reader()
 
@@ -296,6 +297,9 @@ class Agent:
                 self._stop_ranks(now)
             if now >= self._deadline:
                 self._ranks.kill()
+            if orders.checkpoints > self._checkpoints and 0 in self._pages:  # rank 0 passes it on to the others
+                self._checkpoints = orders.checkpoints
+                self._pages[0].request_checkpoint()
             time.sleep(POLL_S)
 
     def _end_ranks(self, deadline: float, reason: str) -> None:

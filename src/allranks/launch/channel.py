@@ -32,6 +32,7 @@ from allranks.launch.channel_protocol import (
     Acknowledgement,
     AgentReport,
     ChannelError,
+    CheckpointRequest,
     Endpoint,
     Evidence,
     FrameReader,
@@ -56,6 +57,7 @@ MAX_UNAUTHENTICATED = 128
 MAX_QUEUED_BYTES = 8 << 20  # to a peer that does not read
 USER_TIMEOUT_MS = 17_000
 CLOSED, UNREACHABLE = "closed", "unreachable"
+CHECKPOINT = "checkpoint"
 _UNREACHABLE = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN}
 
 
@@ -81,6 +83,8 @@ class OrderSource(Protocol):
     def evidence(self, found: NodeEvidence) -> None: ...
 
     def request(self, order: str, reason: str) -> None: ...
+
+    def request_checkpoint(self) -> None: ...
 
 
 class _Peer:
@@ -219,7 +223,10 @@ class ChannelServer(threading.Thread):
             self._supervisor.evidence(message.found)
             self._send(peer, Acknowledgement(what="evidence"))
         else:
-            self._supervisor.request(message.order, message.reason)
+            if isinstance(message, CheckpointRequest):
+                self._supervisor.request_checkpoint()
+            else:
+                self._supervisor.request(message.order, message.reason)
             self._send(peer, Acknowledgement(what="request"))
 
     def _take_report(self, peer: _Peer, report: AgentReport) -> None:
@@ -413,14 +420,16 @@ def receive_messages(sock: socket.socket, opener: FrameReader) -> list[Orders | 
 
 
 def send_request(endpoint: Endpoint, order: str, reason: str, timeout_s: float = 10.0) -> None:
-    """Ask the driver of a run, from another process of the same user, to stop or kill its ranks.
+    """Ask the driver of a run, from another process of the same user, to stop or kill its ranks, or for a checkpoint.
 
     Raises:
         OSError, ChannelError: the driver cannot be reached, or did not confirm.
     """
     with socket.create_connection((endpoint.address, endpoint.port), timeout=timeout_s) as sock:
         sealer, opener = authenticate(sock, endpoint)
-        send_message(sock, sealer, OrderRequest(order=order, reason=reason))
+        # a driver of an earlier version takes any order but "kill" for a stop, and refuses a message that it does not know
+        checkpoint = order == CHECKPOINT
+        send_message(sock, sealer, CheckpointRequest() if checkpoint else OrderRequest(order=order, reason=reason))
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if any(isinstance(m, Acknowledgement) and m.what == "request" for m in receive_messages(sock, opener)):

@@ -188,6 +188,10 @@ class OrderRequest(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     reason: str
 
 
+class CheckpointRequest(msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint"):
+    """A user's request from another terminal for a checkpoint without a stop."""
+
+
 class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Rendezvous of the ranks; sent once every node has joined."""
 
@@ -213,6 +217,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True, tag="orders"):
 
     ``stop``: the ranks write a checkpoint and exit. ``end``: the agent kills the ranks after ``end_grace_s``. Both hold
     the reason.
+    ``checkpoints``: how many checkpoints users have requested so far.
     ``collect``: examine the ranks because of this alarm. ``probe``: agents without ranks run this program.
     ``interval_s``: seconds between reports of an agent.
     """
@@ -221,6 +226,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True, tag="orders"):
     stop: str = ""
     end: str = ""
     end_grace_s: float = 0.0
+    checkpoints: int = 0
     collect: HangAlarm | None = None
     interval_s: float = 1.0
     probe: ProbeRequest | None = None
@@ -237,7 +243,7 @@ class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True, tag="received")
     what: str
 
 
-FromAgent = AgentReport | Evidence | OrderRequest
+FromAgent = AgentReport | Evidence | OrderRequest | CheckpointRequest
 FromDriver = Orders | Acknowledgement
 AGENT_MESSAGES: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
 DRIVER_MESSAGES: msgspec.json.Decoder[FromDriver] = msgspec.json.Decoder(FromDriver)

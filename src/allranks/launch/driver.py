@@ -325,6 +325,8 @@ class Driver:
             keep_s=KEEP_S,
         )
         os.environ[CHANNEL_VARIABLE] = msgspec.json.encode(hub.endpoint).decode()
+        channel = self._run.channel(attempt)
+        write_json(channel, msgspec.to_builtins(hub.endpoint), private=True)  # for other commands in an allocation
         command = agent_words(self._python, self._run, attempt, telemetry_s=self._spec.observe.telemetry_s)
         step = SrunStep(
             srun_command(
@@ -339,6 +341,7 @@ class Driver:
         finally:
             step.close()
             hub.close()
+            channel.unlink(missing_ok=True)
         return code, supervisor.result()
 
     def _address(self, place: Rendezvous | None, first: str) -> str:

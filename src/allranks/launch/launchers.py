@@ -112,22 +112,7 @@ class Launcher(ABC):
         Raises:
             RequestError: the run is not running.
         """
-        from allranks.launch.channel import send_request
-        from allranks.launch.channel_protocol import ChannelError, Endpoint
-
-        attempt = max(run.attempts(), default=0)
-        endpoint = read_record(run.channel(attempt)) if attempt else {}
-        if not endpoint:
-            elsewhere = " here; it may run on another machine" if self.is_running(run) else ""
-            raise RequestError(f"run {run.name} does not run{elsewhere}; there is nothing to cancel")
-        try:
-            send_request(msgspec.convert(endpoint, Endpoint), "kill" if now else "stop", "allranks cancel")
-        except (OSError, ChannelError, msgspec.ValidationError) as error:
-            raise RequestError(
-                f"run {run.name} does not run: what started it no longer listens at "
-                f"{endpoint.get('address')}:{endpoint.get('port')} ({error}); if it runs on another machine, cancel it "
-                "there"
-            ) from None
+        self._send(run, "kill" if now else "stop", "cancel")
         if now:
             return "stopped its ranks"
         grace_s = read_record(run.plan).get("grace_s")  # of a user's own program
@@ -137,6 +122,33 @@ class Launcher(ABC):
                 "cancel --now"
             )
         return f"sent SIGTERM to its ranks; what still runs after {grace_s:g} s (script.grace_s) is killed"
+
+    def request_checkpoint(self, run: RunDir) -> None:
+        """Ask the ranks of a training for a full checkpoint, after which they go on; by default as `cancel`.
+
+        Raises:
+            RequestError: it is not running.
+        """
+        self._send(run, "checkpoint", "save")
+
+    def _send(self, run: RunDir, order: str, verb: str) -> None:
+        """Send an order to the process that started a run; `verb` says for messages what is to be done."""
+        from allranks.launch.channel import send_request
+        from allranks.launch.channel_protocol import ChannelError, Endpoint
+
+        attempt = max(run.attempts(), default=0)
+        endpoint = read_record(run.channel(attempt)) if attempt else {}
+        if not endpoint:
+            elsewhere = " here; it may run on another machine" if self.is_running(run) else ""
+            raise RequestError(f"run {run.name} does not run{elsewhere}; there is nothing to {verb}")
+        try:
+            send_request(msgspec.convert(endpoint, Endpoint), order, "allranks cancel")
+        except (OSError, ChannelError, msgspec.ValidationError) as error:
+            raise RequestError(
+                f"run {run.name} does not run: what started it no longer listens at "
+                f"{endpoint.get('address')}:{endpoint.get('port')} ({error}); if it runs on another machine, give the "
+                "command there"
+            ) from None
 
     # After the end
 

@@ -26,7 +26,7 @@ Cause = Literal["infrastructure", "transient", "unknown", "deterministic", "ende
 CAUSES: dict[Cause, tuple[str, ...]] = {
     "infrastructure": (
         "first_collective_failed", "broken_node_network", "rdma_unreachable", "fabric_manager", "gpu_hardware_fault",
-        "node_unhealthy",
+        "node_unhealthy", "replicas_diverged",
     ),
     "transient": (
         "port_in_use", "rendezvous_unreachable", "stale_file_handle", "storage_stalled", "hub_unreachable",
@@ -163,12 +163,9 @@ def _resume_after(step: int | None) -> dict[str, Any]:
 def _newest_step(run: RunDir) -> tuple[int | None, list[str]]:
     """Return the newest complete checkpoint with optimizer state, and what is wrong with newer ones."""
     try:
-        step, problems = checkpoints.newest_checkpoint(run)
+        return checkpoints.newest_checkpoint(run, full=True)
     except CheckpointError:
         return None, []
-    if checkpoints.read_manifest(run, step)["mode"] != "full":
-        return None, [*problems, f"step {step} is a weights-only checkpoint without optimizer state"]
-    return step, problems
 
 
 def read_restarts(run: RunDir) -> list[Restart]:

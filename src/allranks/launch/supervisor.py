@@ -223,6 +223,10 @@ class Supervisor:
         else:
             self.stop(reason)
 
+    def request_checkpoint(self) -> None:
+        """Have the ranks save a checkpoint and go on."""
+        self._change(checkpoints=self._orders.checkpoints + 1)
+
     def stop(self, reason: str) -> None:
         """Stop all ranks after a checkpoint."""
         if not self._orders.stop:

@@ -94,10 +94,11 @@ def hash_files(folder: Path) -> dict[str, dict[str, Any]]:
     return {str(p.relative_to(folder)): {"bytes": p.stat().st_size, "sha256": file_hash(p)} for p in files}
 
 
-def newest_checkpoint(run: RunDir, *, repair: bool = True) -> tuple[int, list[str]]:
+def newest_checkpoint(run: RunDir, *, repair: bool = True, full: bool = False) -> tuple[int, list[str]]:
     """Return the newest complete checkpoint, and what is wrong with newer ones.
 
     Args:
+        full: only one with optimizer state; a user may have requested it between others.
         repair: rename back what a kill left between two renames; not while the run may be writing.
 
     Raises:
@@ -108,6 +109,9 @@ def newest_checkpoint(run: RunDir, *, repair: bool = True) -> tuple[int, list[st
     if repair:
         restore_replaced(run)
     for step in reversed(run.checkpoint_steps()):
+        if full and read_record(run.checkpoint(step) / MANIFEST).get("mode") == "weights_only":
+            problems.append(f"step {step} is a weights-only checkpoint without optimizer state")
+            continue
         problem = checkpoint_problem(run.checkpoint(step), step)
         if problem is None:
             return step, problems

@@ -46,7 +46,7 @@ class _Text(msgspec.Struct, frozen=True):
         return _decoded(page[start : min(start + max(length, 0), self.end)])
 
 
-_COUNT_AT, _BEAT_AT, _LIVE_AT, _ASKED_AT = 0, 16, 512, 1024
+_COUNT_AT, _BEAT_AT, _LIVE_AT, _ASKED_AT, _SAVE_AT = 0, 16, 512, 1024, 1025
 _MONITOR_ERROR = _Text(528, 944)
 _SEQUENCES = _Text(1028, 1 << 15)
 _STACK = _Text(1 << 15, PAGE_SIZE - 4096)  # the innermost frames of the main thread
@@ -136,6 +136,10 @@ class HeartbeatPage:
     def ask(self) -> None:
         """Request a flight recorder dump from the rank."""
         self._map[_ASKED_AT] = 1
+
+    def request_checkpoint(self) -> None:
+        """Request a full checkpoint from the rank, which all ranks then save after the same step."""
+        self._map[_SAVE_AT] = 1
 
     @property
     def answered(self) -> bool:
@@ -243,6 +247,13 @@ class HeartbeatWriter:
     def asked(self) -> bool:
         """Return whether the agent has requested a flight recorder dump."""
         return self._map is not None and self._map[_ASKED_AT] == 1
+
+    def take_checkpoint_request(self) -> bool:
+        """Return whether the agent has requested a checkpoint since the last call."""
+        if self._map is None or not self._map[_SAVE_AT]:
+            return False
+        self._map[_SAVE_AT] = 0
+        return True
 
     def answered(self) -> None:
         """Report that the dump has been written."""

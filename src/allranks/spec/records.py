@@ -52,6 +52,12 @@ class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
     warmup_steps: int = 2
 
 
+EVERY_AUTO: Final = "auto"
+UNITS_S = {"s": 1, "min": 60, "h": 3600}
+NODE_MTBF_H = 1000.0
+"""Hours between failures of a node and of what runs on it: at 16 to 256 GPUs a day to three weeks between failures. In
+the 54 days of Llama 3 405B (arXiv:2407.21783, section 3.3.4) 2,048 nodes had one in 3 hours, or 6,300 hours per node."""
+
 PositiveInt = Annotated[int, Meta(ge=1)]
 NonNegativeInt = Annotated[int, Meta(ge=0)]
 Seed = Annotated[int, Meta(ge=0, le=2**32 - 2)]  # what every random generator in use accepts, and its successor
@@ -239,8 +245,11 @@ class CheckpointSpec(Record, frozen=True):
 
     mode: Literal["weights_only", "full", "none"] = "weights_only"
     """weights_only = a Hugging Face folder or adapter; full = also what an exact resume needs; none = nothing"""
-    every: PositiveInt | None = None
-    """steps between checkpoints; null = only at the end"""
+    every: PositiveInt | Annotated[str, Meta(pattern="^(auto|[1-9][0-9]*(s|min|h))$")] | None = None
+    """steps between checkpoints, or time, such as 600s, 10min or 2h; auto = from the measured cost of a save and mtbf_h;
+    null = only at the end"""
+    mtbf_h: Annotated[float, Meta(gt=0)] | None = None
+    """hours between failures of the whole run, for every: auto; null = 1000 divided by the number of nodes"""
     keep: PositiveInt = 5
     """number of newest checkpoints that are kept"""
     keep_best: bool = False
@@ -252,6 +261,23 @@ class CheckpointSpec(Record, frozen=True):
     """save after the last step"""
     timeout_s: Annotated[float, Meta(gt=0)] = 120.0
     """how long ranks wait for a rank that does not take part in a save"""
+
+    @property
+    def every_steps(self) -> int | None:
+        """Steps between checkpoints; None if a time or nothing decides."""
+        return self.every if isinstance(self.every, int) else None
+
+    @property
+    def every_s(self) -> float | None:
+        """Seconds between checkpoints; None unless the spec names a time."""
+        if not isinstance(self.every, str) or self.every == EVERY_AUTO:
+            return None
+        unit = self.every.lstrip("0123456789")
+        return float(self.every.removesuffix(unit)) * UNITS_S[unit]
+
+    def failure_interval_h(self, nodes: int) -> float:
+        """Return the hours between failures of a run on so many nodes."""
+        return self.mtbf_h if self.mtbf_h is not None else NODE_MTBF_H / nodes
 
     def least_bytes(self, weights_bytes: int) -> int:
         """Return least bytes of the first checkpoint: weights (``full``: and two AdamW moments); 0 if none is saved."""
@@ -411,6 +437,9 @@ class ObserveSpec(Record, frozen=True):
     """seconds without progress in a step of training after which stacks are taken, the stalled rank is named and the
     run ends; auto = half of cluster.timeout_s, at most 300; for `script` 120 without progress or work of any rank; null
     = off"""
+    verify_every: PositiveInt | None = None
+    """steps after which ranks that hold the same weights compare them; they do so before each checkpoint and at the end,
+    too; null = never"""
     proof_at_end: bool = False
     """after the last step each rank records its hash of the weights and its part of the state"""
     tensorboard: bool = False

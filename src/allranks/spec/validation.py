@@ -42,6 +42,9 @@ _NAME = (
 )
 
 
+_EVERY = "expected a number of steps, auto, or a time such as 600s, 10min or 2h"
+
+
 def readable_error(message: str) -> str:
     """Rewrite msgspec's ``Expected `float`, got `str` - at `$.train.lr` `` as ``train.lr: expected float, got str``."""
     text, _, place = message.partition(" - at ")
@@ -54,6 +57,8 @@ def readable_error(message: str) -> str:
     text = re.sub(r"\barray\b", "list", text).replace(" | null", " or null")
     if key == "name" and "regex" in text:
         text = _NAME
+    if key == "checkpoint.every":
+        text = _EVERY
     return f"{key}: {text[:1].lower()}{text[1:]}"
 
 
@@ -212,7 +217,7 @@ def evaluation_problems(spec: RunSpec) -> list[str]:
     if saves.mode == "none":
         return ["checkpoint.keep_best is true, but checkpoint.mode is none; set it to weights_only or full"]
     problems = []
-    if saves.every is None or every % saves.every:
+    if saves.every_steps is None or every % saves.every_steps:
         problems.append(
             f"checkpoint.keep_best needs a checkpoint at each evaluation: checkpoint.every is {saves.every or 'null'}, "
             f"eval.every is {every}; set checkpoint.every: {every}, or a divisor of it"
@@ -296,8 +301,8 @@ def batch_warning(global_batch_size: int, sequences: int) -> str | None:
     )
 
 
-def _never(every: int | None, max_steps: int | None) -> bool:
-    return every is None or (max_steps is not None and every > max_steps)
+def _never(every: int | str | None, max_steps: int | None) -> bool:
+    return every is None or (isinstance(every, int) and max_steps is not None and every > max_steps)
 
 
 def window_warning(wanted: ProfileSpec, steps: int) -> str | None:

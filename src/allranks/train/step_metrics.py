@@ -25,6 +25,7 @@ from allranks.train.data.batches import CHECKSUM_MODULUS, Batch, NoiseBatch, Row
 from allranks.train.data.prepared import TokenSet
 from allranks.train.distributed import DistContext
 from allranks.train.models.moe import RouterLoss
+from allranks.train.save_requests import SaveRequests
 from allranks.train.step_garbage import StepGarbage
 from allranks.train.step_timers import StepTimer, memory_usage
 from allranks.train.sync_proof import refuse_rows, require_own_random_numbers
@@ -47,6 +48,7 @@ class ReducedStep:
     own_grad_norm: float
     stop: bool
     bad_ranks: int
+    save: int = 0  # what `SaveRequests.wanted` has returned on rank 0
     router_sum: float = 0.0
     rows_differ: bool = False  # the ranks together did not train the planned sequences
 
@@ -66,12 +68,13 @@ class AsyncStepReduction:
         grad_norm: torch.Tensor,
         *,
         stop: bool,
+        save: int = 0,
         rows: int = 0,
         planned_rows: int = 0,
         router_sum: torch.Tensor | None = None,
     ) -> None:
         """Start the reduction for `step`. The tensors are float32 scalars on the device; `router_sum` is a part of
-        `loss_sum`; `rows` is the checksum of the sequences that this rank trained, `planned_rows` that of all ranks'.
+        `loss_sum`; `save` is 0 but on rank 0; `rows` is the checksum of the sequences that this rank trained, `planned_rows` that of all ranks'.
 
         On a GPU the values are first copied asynchronously, and their reduction starts at the end of the next step,
         when the copy is complete: the host never waits for the step that it has just queued.
@@ -79,8 +82,8 @@ class AsyncStepReduction:
         loss, norm = loss_sum.detach().double(), grad_norm.detach().double()
         router = torch.zeros_like(loss) if router_sum is None else router_sum.double()
         local = torch.stack([loss - router, norm / self._world.size, router])
-        vector = torch.zeros(7, dtype=torch.float64, pin_memory=local.is_cuda)
-        vector[3], vector[5], vector[6] = float(stop), float(rows), float(planned_rows)
+        vector = torch.zeros(8, dtype=torch.float64, pin_memory=local.is_cuda)
+        vector[3], vector[5], vector[6], vector[7] = float(stop), float(rows), float(planned_rows), float(save)
         vector[:3].copy_(local, non_blocking=True)
         if not local.is_cuda:
             self._reduce(step, vector)
@@ -120,7 +123,7 @@ class AsyncStepReduction:
         self._pending = None
         if work is not None:
             work.wait()
-        loss, norm, router, stop, bad, rows, planned = vector.tolist()
+        loss, norm, router, stop, bad, rows, planned, save = vector.tolist()
         return ReducedStep(
             step=step,
             loss_sum=loss,
@@ -129,6 +132,7 @@ class AsyncStepReduction:
             own_grad_norm=own[1] * self._world.size,
             stop=stop > 0,
             bad_ranks=int(bad),
+            save=int(save),
             router_sum=router,
             # the plan is summed too: all ranks decide equally even if their plans differ
             rows_differ=(int(rows) * self._world.size - int(planned)) % CHECKSUM_MODULUS != 0,
@@ -174,6 +178,7 @@ class LoopPlan:
     """Steps to run, and ``run_callbacks(steps_done, stopping)``, which evaluates and saves when ``is_due(steps_done)``.
 
     ``run_callbacks`` returns True on every rank if the training ends with this step. ``stop`` is set by a signal.
+    ``saves`` are wanted at other steps than those known before.
     ``settled`` makes a strategy of another library run a pass before the first step also in a new run, so that DDP has
     rebuilt its buckets before measurements. ``router_loss`` computes a part of the loss, which is reported beside it.
     """
@@ -186,6 +191,7 @@ class LoopPlan:
     is_due: Callable[[int], bool] = lambda steps_done: False
     run_callbacks: Callable[[int, bool], bool | None] = lambda steps_done, stopping: None
     stop: StopRequest = field(default_factory=StopRequest)
+    saves: SaveRequests | None = None
     settled: bool = False
     router_loss: RouterLoss | None = None
 
@@ -271,6 +277,7 @@ class StepMetrics:
             work.loss_sum,
             work.grad_norm,
             stop=self._plan.stop.asked,
+            save=self._plan.saves.wanted() if self._plan.saves and self._world.is_first else 0,
             rows=work.rows_checksum,
             planned_rows=self._order.planned_checksum(work.step),
             router_sum=None if self._plan.router_loss is None else self._plan.router_loss.take(),
@@ -298,6 +305,8 @@ class StepMetrics:
         if self._check is not None:
             self._check(work, agreed)
         self._unlogged.append((work, agreed))
+        if agreed.save and self._plan.saves:
+            self._plan.saves.agreed = max(self._plan.saves.agreed, agreed.save)
         if (agreed.step + 1) % self._plan.log_every == 0:
             self._log()
         return agreed.stop

@@ -26,6 +26,7 @@ from allranks.train.engines import engine_of
 from allranks.train.evaluation import EarlyStopping, evaluations_until, sample_answers
 from allranks.train.loggers import make_loggers
 from allranks.train.loop import HeartbeatWatcher, StepWatcher
+from allranks.train.replica_check import ReplicaCheck
 from allranks.train.setup import TrainingSetup, build_training, log_end, log_experts, restore
 from allranks.train.step_metrics import LoopPlan, StopRequest, TrainingRows
 from allranks.train.sync_proof import prove_ranks
@@ -42,7 +43,8 @@ class StepCallbacks:
         self._attempt, self._task, self._data, self._built, self._total = attempt, task, data, built, total_steps
         self._spec = attempt.spec.eval
         self._evaluator = task.evaluator(attempt.world, built.loss_model, data, attempt.plan.dtype)
-        self.saves = CheckpointSchedule(attempt, built.saver)
+        self._replicas = ReplicaCheck(attempt, built.strategy, built.model)
+        self.saves = CheckpointSchedule(attempt, built.saver, self._replicas)
         self._stopping = EarlyStopping(self._spec.patience, self._spec.min_delta)
         self.ended_early = False
 
@@ -58,17 +60,15 @@ class StepCallbacks:
 
     def is_due(self, done: int) -> bool:
         """Return whether a callback is due after `done` steps; the final step is handled separately."""
-        return done < self._total and any(
-            every and done % every == 0
-            for every in (self._spec.every if self._evaluator else None, self._attempt.spec.checkpoint.every)
-        )
+        evaluates = self._evaluator is not None and self._spec.every and done % self._spec.every == 0
+        return done < self._total and bool(evaluates or self.saves.is_due(done) or self._replicas.is_due(done))
 
     def run_callbacks(self, done: int, stopping: bool) -> bool:
         """Run the callbacks that are due after a step, or after the last step before a stop. Return whether the training
         ends with this step, because the held-out loss has stopped falling (``eval.patience``)."""
         log_experts(self._attempt, self._built, done)
         if stopping:
-            self.saves.save(done, "full", last=True)
+            self.saves.save_stop(done)
             return False
         if self._spec.every and done % self._spec.every == 0:
             self._evaluate(done)
@@ -79,6 +79,8 @@ class StepCallbacks:
                     self._attempt.events.write("early_stop", step=done, **facts)
                 self._attempt.say_once(f"training ends after step {done}: {reason}")
         self.saves.save_due(done)
+        if self._replicas.is_due(done):  # after a save, which has compared more
+            self._replicas.compare(done)
         return self.ended_early
 
     def at_end(self, first_step: int, done: int) -> None:
@@ -90,6 +92,8 @@ class StepCallbacks:
         if self._spec.at_end and done > 0 and not self.ended_early:
             self._evaluate(done)
         self.saves.save_end(done)
+        if done > first_step:
+            self._replicas.compare(done)
 
     def _evaluate(self, done: int) -> None:
         if self._evaluator is None:
@@ -224,6 +228,7 @@ class Worker:
             is_due=callbacks.is_due,
             run_callbacks=callbacks.run_callbacks,
             stop=attempt.stop,
+            saves=callbacks.saves.requests,
             router_loss=router_loss,
         )
         rows = TrainingRows(order, data.train, make_batch)

@@ -32,6 +32,31 @@ def killed() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def flip_trained_weight() -> None:
+    _flip(trained=True)
+
+
+def flip_frozen_weight() -> None:
+    _flip(trained=False)
+
+
+def _flip(*, trained: bool) -> None:
+    """One bit of one weight changes before the seventh step, in the attempts that ``STUCK_ATTEMPTS`` lists."""
+    import torch
+
+    from allranks.train.loop import TrainingLoop
+
+    plain = TrainingLoop.train_step
+
+    def train_step(self, step, feed):
+        if step == 6 and os.environ["TORCHELASTIC_RESTART_COUNT"] in os.environ["STUCK_ATTEMPTS"].split(","):
+            weight = next(p for p in self._strategy.module.parameters() if p.requires_grad == trained)
+            weight.data.view(-1)[:1].view(torch.int32).bitwise_xor_(1 << 20)
+        return plain(self, step, feed)
+
+    TrainingLoop.train_step = train_step
+
+
 def slow_backward() -> None:
     """From now on backward passes that begin with a sleep, within autograd."""
     import torch

@@ -43,6 +43,7 @@ _ENDINGS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             "slurm_cancelled",
             r"was cancelled|^interrupted|^stopped\b.{0,40}\(interrupted|\b(?:says|ended as) CANCELLED|(?:agent|allranks) received SIG",
         ),
+        ("replicas_diverged", r"^after step \d+ the weights of .* differ from"),
         ("model_differs_between_ranks", r"(?:weights|models?) (?:of|differ|are not).{0,60}(?:ranks|equal)"),
         ("collective_mismatch", r"the ranks are in different collectives|order of gradients is not the same"),
     )

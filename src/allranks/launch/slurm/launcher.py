@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from allranks.errors import EXIT_ENVIRONMENT, AllranksError, EnvironmentNotAble
+from allranks.errors import EXIT_ENVIRONMENT, AllranksError, EnvironmentNotAble, RequestError
 from allranks.launch.launchers import Launcher
 from allranks.launch.slurm.script import render_batch_script, render_environment_test
 from allranks.nodes.rank_command import environment_commands, in_environment
@@ -181,6 +181,17 @@ class SlurmLauncher(Launcher):
                     "is cancelled" if at_once else "is asked to stop"
                 )
         return super().cancel(run, now=now)
+
+    def request_checkpoint(self, run: RunDir) -> None:
+        """Signal the job's driver through Slurm, as `cancel` does: a login node may not reach its channel."""
+        job = read_record(run.job).get("job")
+        state = self._slurm().state(job) if job else None
+        if state is None or not state.alive:
+            super().request_checkpoint(run)
+        elif state.state != "RUNNING" or read_record(run.driver).get("state") != "running":
+            raise RequestError(f"run {run.name}: job {job} is {state.state.lower()} and trains nothing yet")
+        else:
+            self._slurm().cancel(str(job), "--signal=URG", "--batch")
 
     def describe_lost_driver(self, run: RunDir, end_reason: str) -> str:
         """Return that the driver ended without a record, and how Slurm says that its job ended."""

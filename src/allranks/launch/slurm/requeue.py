@@ -43,15 +43,21 @@ class StopAndRequeue:
         self._run, self._slurm, self._record = run, slurm, record
         self._job, self._restart, self._signal_s = job, restart, signal_s
         self._signalled = ""  # name of the signal that was not looked into yet
+        self._checkpoint = False  # requested, and not forwarded yet
         self._limit_at: float | None = None
         self._limit_read_at = float("-inf")
         self.why = ""
         """Why the job is to end: one of `why_signalled`, or "request"."""
 
     def handle_signals(self) -> None:
-        """Take SIGUSR1 and SIGTERM as requests to end the job. The handler only sets a flag."""
+        """Take SIGUSR1 and SIGTERM as requests to end the job, SIGURG (which is ignored before and after) as one for a
+        checkpoint. The handlers only set flags."""
         signal.signal(signal.SIGUSR1, self._on_signal)
         signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGURG, self._on_checkpoint_signal)
+
+    def _on_checkpoint_signal(self, number: int, frame: FrameType | None) -> None:
+        self._checkpoint = True
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signalled = signal.Signals(number).name
@@ -63,6 +69,9 @@ class StopAndRequeue:
             why = self.ask_slurm_for_cause()
             self.why = why if why != "unknown" else "request"
             print_log_line(f"{name}: {self.reason_text}")
+        if supervisor is not None and self._checkpoint:
+            self._checkpoint = False
+            supervisor.request_checkpoint()
         if self.why and supervisor is not None:
             supervisor.stop(self.reason_text)
 

@@ -288,6 +288,8 @@ class StrategyInfo(msgspec.Struct, frozen=True):
 
     With LoRA a block is gathered as a whole, unless ``find_unused_parameters`` needs hooks of its layers.
     """
+    shards_weights: bool = False
+    """A rank holds a part of each weight between steps, not all of it."""
     keeps_master_weights: bool = False
     """The optimizer updates float32 weights, also of a model in lower precision."""
     builds_extensions: bool = False

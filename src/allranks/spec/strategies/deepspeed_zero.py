@@ -374,4 +374,5 @@ DEEPSPEED_ZERO3 = _strategy(
         prefetch=_zero_setting(o, "stage3_prefetch_bucket_size"),
     ),
     gathers_in_layers=True,
+    shards_weights=True,
 )

@@ -163,6 +163,7 @@ PYTORCH_ZERO2 = StrategyInfo(
     CHOICES,
     memory=partial(_memory, reshard=False),
     node_sends=partial(sends_between_nodes, reshard=False),
+    shards_weights=True,
 )
 PYTORCH_ZERO3 = StrategyInfo(
     "allranks.train.strategies.fsdp2:PyTorchZero3",
@@ -171,4 +172,5 @@ PYTORCH_ZERO3 = StrategyInfo(
     CHOICES,
     memory=partial(_memory, reshard=True),
     node_sends=partial(sends_between_nodes, reshard=True),
+    shards_weights=True,
 )

@@ -144,4 +144,5 @@ ZERO3 = StrategyInfo(
     {"offload": "none"},
     CHOICES,
     memory=lambda m, o: Zero3(m),
+    shards_weights=True,
 )

@@ -37,6 +37,8 @@ from allranks.train.checkpoint.snapshot import CpuCopies, collect_parts, on_cpu
 from allranks.train.checkpoint.writer import PartHash, PublishedFiles, RankParts, TrainingIdentity
 from allranks.train.distributed import DistContext
 from allranks.train.models.safetensors_files import check_file, content_hash
+from allranks.train.replica_check import ReplicaCheck
+from allranks.train.save_requests import REQUESTED, SaveRequests
 from allranks.train.strategies import shards
 from allranks.train.strategies.base import Strategy
 from allranks.utils.filesystem import low_space_text
@@ -409,11 +411,13 @@ def make_saver(
 class CheckpointSchedule:
     """Save when due, each state once. Every rank calls every method."""
 
-    def __init__(self, attempt: Attempt, saver: Saver) -> None:
+    def __init__(self, attempt: Attempt, saver: Saver, replicas: ReplicaCheck) -> None:
         self._attempt, self._saver = attempt, saver
         self._spec = attempt.spec.checkpoint
         self._saved: set[tuple[int, str]] = set()
         self._evaluated: tuple[int, float | None] = (0, None)
+        self.requests = SaveRequests(self._spec, len(attempt.plan.nodes))
+        self._replicas = replicas
         saver.require_room()
 
     def evaluated(self, done: int, loss: float) -> None:
@@ -423,6 +427,8 @@ class CheckpointSchedule:
     def save(self, done: int, mode: str, *, last: bool = False) -> None:
         if (done, mode) in self._saved or (done, "full") in self._saved:
             return
+        started = time.perf_counter()
+        self._replicas.compare(done, with_state=mode == "full")
         self._attempt.phase("save", step=done, limit_s=self._saver.limit_s)
         # saves at a stop or at the end return when they are published: no training is left to overlap with
         step, loss = self._evaluated
@@ -430,16 +436,43 @@ class CheckpointSchedule:
         self._saver.save(done, mode, behind=self._spec.async_ and not last, wait_for_disk=last, eval_loss=evaluated)
         self._saved.add((done, mode))
         self._attempt.phase("train", step=done)
+        if self.requests.saved(time.perf_counter() - started) and self._attempt.world.is_first:
+            chosen = {"every_s": self.requests.every_s, "cost_s": self.requests.cost_s, "mtbf_h": self.requests.mtbf_h}
+            self._attempt.events.write("checkpoint_interval", step=done, **chosen)
+            self._attempt.say(
+                f"checkpoint every {chosen['every_s']:.0f} s from now on: a save stops the training for "
+                f"{chosen['cost_s']:.2g} s, and one failure in {chosen['mtbf_h']:g} h is expected"
+            )
+
+    def is_due(self, done: int) -> bool:
+        """Return whether `save_due` has something to save after `done` steps."""
+        every = self._spec.every_steps if self._spec.mode != "none" else None
+        return self.requests.agreed > 0 or (every is not None and done % every == 0)
 
     def save_due(self, done: int) -> None:
-        if self._spec.mode != "none" and self._spec.every and done % self._spec.every == 0:
-            self.save(done, self._spec.mode)
+        """Save what is due after `done` steps. Without a stop, a requested checkpoint is full in any mode."""
+        if self.is_due(done):
+            self.save(done, "full" if self._take_request(done) else self._spec.mode)
+
+    def save_stop(self, done: int) -> None:
+        """Save a full checkpoint before a stop."""
+        self._take_request(done)
+        self.save(done, "full", last=True)
 
     def save_end(self, done: int) -> None:
-        """Save the final state if the spec asks for it, and wait until all saves are on the disk."""
+        """Save the final state if it was requested or the spec asks for it, and wait until all saves are on the disk."""
+        if self._take_request(done):
+            self.save(done, "full", last=True)
         if self._spec.at_end and self._spec.mode != "none" and done > 0:
             self.save(done, self._spec.mode, last=True)
         self._saver.finish()
+
+    def _take_request(self, done: int) -> bool:
+        """Return whether a user has requested a checkpoint, and record the step in which it is saved."""
+        requested = self.requests.take() == REQUESTED
+        if requested and self._attempt.world.is_first:
+            self._attempt.events.write("checkpoint_request", step=done)
+        return requested
 
     def save_last_good(self, done: int) -> None:
         """Save after a non-finite loss, in any mode: the weights are those before it."""

@@ -1,0 +1,87 @@
+"""Which ranks hold the same weights, and which of them is named where they differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.analysis.diagnose.run_outcome import failure_of
+from allranks.launch.restarts import cause_of
+from allranks.planning.planner import make_plan
+from allranks.planning.replicas import replica_sets, verify_line
+from allranks.rundir.paths import RunDir
+from allranks.spec import parse_spec
+from allranks.train.replica_check import odd_ranks
+from tests.unit.test_plan import facts
+
+
+@pytest.mark.parametrize(
+    ("world", "shards", "replicated", "sets"),
+    [
+        (3, 3, True, [[0, 1, 2]]),
+        (1, 1, True, []),
+        (4, 4, False, []),
+        (6, 2, False, [[0, 2, 4], [1, 3, 5]]),  # HSDP on three nodes
+    ],
+)
+def test_ranks_with_the_same_weights(world: int, shards: int, replicated: bool, sets: list[list[int]]) -> None:
+    assert replica_sets(world, shards, replicated=replicated) == sets
+
+
+@pytest.mark.parametrize(
+    ("sets", "digests", "odd", "unsure"),
+    [
+        ([[0, 1, 2]], b"aaa", [], []),
+        ([[0, 1, 2]], b"aba", [1], []),
+        ([[0, 1]], b"ab", [], [[0, 1]]),
+        ([[0, 1, 2, 3]], b"aabb", [], [[0, 1, 2, 3]]),
+        ([[0, 1, 2]], b"abc", [], [[0, 1, 2]]),
+        ([[0, 2, 4], [1, 3, 5]], b"abacaa", [], [[1, 3, 5]]),
+        ([[0, 2, 4], [1, 3, 5]], b"abcbab", [2], []),
+    ],
+)
+def test_the_odd_rank_is_named_where_a_majority_agrees(
+    sets: Any, digests: bytes, odd: list[int], unsure: list[list[int]]
+) -> None:
+    assert odd_ranks(sets, [bytes([one]) for one in digests]) == (odd, unsure)
+
+
+@pytest.mark.parametrize(
+    ("who", "rank", "host"),
+    [
+        ("rank 1 on n2 differ from those of their replicas", 1, "n2"),
+        ("ranks 0 (n1) and 1 (n2) differ from each other, unknown which is wrong", None, None),
+    ],
+)
+def test_the_sentence_gives_rank_host_and_a_restart(
+    tmp_path: Path, who: str, rank: int | None, host: str | None
+) -> None:
+    found = failure_of(RunDir(tmp_path), f"after step 8 the weights of {who} (observe.verify_every); they last agreed")
+    assert (found.id, found.rank, found.host) == ("replicas_diverged", rank, host)
+    assert cause_of(found.id) == "infrastructure"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "said"),
+    [
+        ({"name": "pytorch_ddp"}, 3, "the weights of 3 copies are compared every 50 steps"),
+        ({"name": "zero2"}, 2, "with two the wrong one cannot be told"),
+        ({"name": "zero3"}, 3, "nothing is compared, because no rank holds the weights of another: zero3"),
+        ({"name": "pytorch_zero3", "replicate": "none"}, 2, "nothing is compared"),
+        ({"name": "pytorch_ddp"}, 1, "one rank has none"),
+    ],
+)
+def test_the_plan_says_what_is_compared(strategy: dict[str, Any], ranks: int, said: str) -> None:
+    spec = parse_spec(
+        {
+            "model": {"name": "tiny:mistral"},
+            "data": {"source": "builtin:instructions"},
+            "strategy": strategy,
+            "cluster": {"procs_per_node": ranks},
+        }
+    )
+    assert (
+        said in str(verify_line(make_plan(spec, facts()), 50)) and verify_line(make_plan(spec, facts()), None) is None
+    )
