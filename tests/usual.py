@@ -111,7 +111,7 @@ FILES: dict[str, set[str]] = {
         "test_metrics_hold_all_that_the_contract_names", "test_token_counts_are_those_of_the_data",
         "test_the_run_folder_is_complete", "test_secrets_reach_no_file",
         "test_the_adapter_loads_in_plain_peft_with_its_named_base", "test_verbs_on_a_finished_run",
-        "test_a_tiny_bert_classifies_real_news_from_python",
+        "test_a_tiny_bert_classifies_real_news", "test_a_run_from_python_tells_an_observer",
         "test_each_rank_leaves_a_trace_with_all_that_analysis_needs",
     },
     "dist/test_saves.py": {

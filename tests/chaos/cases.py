@@ -168,8 +168,8 @@ def _local() -> list[Case]:
     killed = {"says": r"(?i)agent.*(SIGKILL|signal 9|killed)|(SIGKILL|signal 9|killed).*agent", "never": UNSTARTED}
     int_later = _then("agent STOP", "command INT", after_s=1.0)
     cases += [
-        make("start agent KILL", 20, defect=10, **killed),
-        make("training agent KILL", 20, defect=10, usual=True, **killed, **RESUMED),
+        make("start agent KILL", 20, defect=10, usual=True, **killed),
+        make("training agent KILL", 20, defect=10, **killed, **RESUMED),
         make("saving agent KILL", 20, defect=10, **killed, **RESUMED, **SAVING),
         make("ending agent KILL", 20, defect=10, codes=(0, 1), **killed, **ENDING),
         make("training agent STOP", 60, steps=FINITE, codes=(0, 1), says=r"(?i)agent", defect=10),

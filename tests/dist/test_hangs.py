@@ -12,6 +12,7 @@ import pytest
 from pytest import MonkeyPatch
 
 from allranks.analysis.diagnose import diagnose
+from allranks.rundir.events import read_events
 from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
 from tests.dist.harness import Background, rows_spec, stall_ranks, step_events, train, write_spec
@@ -56,6 +57,8 @@ def test_slow_ranks_are_named_and_one_that_sleeps_with_its_line(tmp_path: Path, 
         assert words in done.stderr, done.stderr
         assert words in read_json(run.metrics)["message"]
     assert nothing_left(run)
+    (event,) = [e for e in read_events(run.events_of(1)) if e["event"] == "hang"]
+    assert event["ranks"] == [1] and event["noticed"] - event["since"] >= event["limit_s"] == 4.0
     first = diagnose([run.root]).findings[0]
     assert (first.id, first.rank) == ("dataloader_hang", 1) and "sleep_forever" in first.cause
     page = run.report.read_text()

@@ -13,7 +13,7 @@ from allranks.analysis.trace import analyse
 from allranks.rundir.events import read_events
 from allranks.rundir.files import read_json
 from tests.conftest import shared, tiny_spec, write_rows
-from tests.dist.harness import allranks, folders, rows_spec, stall_ranks, step_events, train, write_spec
+from tests.dist.harness import allranks, rows_spec, stall_ranks, step_events, train, write_spec
 
 pytestmark = pytest.mark.dist
 
@@ -180,24 +180,30 @@ class Observer:
     def say(self, text: str) -> None: ...
 
 
-def test_a_tiny_bert_classifies_real_news_from_python(tmp_path: Path) -> None:
-    from transformers import AutoModelForSequenceClassification
-
+def test_a_run_from_python_tells_an_observer(tmp_path: Path) -> None:
     import allranks
+
+    (tmp_path / "program.py").write_text("import allranks\nallranks.report(step=3, loss=2.0)\n")
+    spec = {"name": "p", "script": {"path": str(tmp_path / "program.py")}, "run_root": str(tmp_path / "runs")}
+    observer = Observer()
+    result = allranks.run(spec, ["cluster.procs_per_node=2"], observer=observer)
+    assert (result.status, result.exit_code, result.metrics["steps"]) == ("succeeded", 0, 3)
+    assert result.metrics["world_size"] == allranks.plan(spec).world_size == 2
+    assert observer.seen.count("start") == observer.seen.count("progress") == 2
+
+
+def test_a_tiny_bert_classifies_real_news(tmp_path: Path) -> None:
+    from transformers import AutoModelForSequenceClassification
 
     columns = {"text": ["title", "description"], "label": "label"}
     data = {"columns": columns, "subset": 1500, "max_length": 64, "eval_fraction": 0.1}
-    train = {"max_steps": 2, "micro_batch_size": 16, "lr": 2e-3}
-    spec = tiny_spec(shared("text", "ag_news.csv"), tmp_path, data=data, train=train)
+    steps = {"max_steps": 120, "micro_batch_size": 16, "lr": 2e-3}
+    spec = tiny_spec(shared("text", "ag_news.csv"), tmp_path, data=data, train=steps)
     spec["model"], spec["adapter"] = {"name": "tiny:bert"}, {"type": "none"}
-    observer = Observer()
-    result = allranks.run(spec, ["train.max_steps=120"], observer=observer)
-    assert (result.status, result.exit_code, result.metrics["steps"]) == ("succeeded", 0, 120)
-    assert result.metrics["world_size"] == allranks.plan(spec).world_size == 2
-    assert observer.seen.count("step") == 2 * 120
-    assert result.metrics["accuracy"] > 0.4 and result.metrics["perplexity"] is None
-    (folder,) = folders(tmp_path)
-    model = AutoModelForSequenceClassification.from_pretrained(folder / "checkpoints" / "step-120")
+    _, run = train(tmp_path, spec, code=0)
+    metrics = read_json(run.metrics)
+    assert metrics["accuracy"] > 0.4 and metrics["perplexity"] is None
+    model = AutoModelForSequenceClassification.from_pretrained(run.checkpoint(120))
     assert model.config.id2label == {0: "1", 1: "2", 2: "3", 3: "4"}
 
 

@@ -93,6 +93,7 @@ def test_the_rank_that_hangs_is_named_with_its_reason(
     assert report["alarm"]["phase"] == "script"
 
 
+@pytest.mark.full
 def test_ranks_that_wait_for_the_lock_of_a_killed_build_are_told_to_delete_it(tmp_path: Path) -> None:
     done, run = end_of(tmp_path, "lock", hang_s=3)
     assert "delete the files named lock below TORCH_EXTENSIONS_DIR" in done.stderr

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import yaml
 
+from tests import sampling, warm
+
 ALLRANKS = [sys.executable, "-m", "allranks"]
 
 
@@ -46,7 +48,7 @@ def events(run: Run, name: str | None = None, rank: int = 0) -> list[dict[str, A
 
 
 def allranks(*args: str, cwd: Path, limit_s: float = 200) -> str:
-    done = subprocess.run([*ALLRANKS, *args], cwd=cwd, capture_output=True, text=True, timeout=limit_s)
+    done = warm.allranks(*args, cwd=cwd, timeout_s=limit_s, kind="heavy", anew=sampling.ALL)
     assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-4000:]
     return done.stdout
 

@@ -45,7 +45,8 @@ VARIABLES = {
 ARGUMENTS = (
     ["--api-key", "Xs3cr3tValue"], ["--password=Xs3cr3tValue"], [JWT], ["https://user:Xs3cr3tValue@host/x"], ["--hf-token", "Xs3cr3tValue"],
     ["-u", "me:Xs3cr3tValue"], ["-H", "Authorization: Bearer Xs3cr3tValue"], ["--db", "mysql://me:Xs3cr3tValue@h/db"], ["secret=Xs3cr3tValue"],
-    ['{"api_key": "Xs3cr3tValue"}'], ["--wandb", HEX40], [PEM],
+    ['{"api_key": "Xs3cr3tValue"}'], ["--wandb", HEX40], [PEM], ["postgres://u:pw/Xs3cr3tValue@host/db"], ["redis://:a/b@Xs3cr3tValue@host:6379"],
+    ["cluster.env.DB_PASSWORD=Xs3cr3tValue"], ["cluster.env={HF_TOKEN: Xs3cr3tValue}"],
 )  # fmt: skip
 HARMLESS = (
     "tokens=1234", "tokens/s 123456", "num_tokens=123456", "tokenizer=AutoTokenizer", "max_token_length=4096", "token_type_ids: [0, 0, 1]",
@@ -55,6 +56,7 @@ HARMLESS = (
     "mistralai/Mistral-7B-v0.1", "/home/me/projects/training/runs/alpaca/checkpoints/step/adapters/models/base", "PWD=/home/me", "OLDPWD=/home/me/x",
     "START_PWD=/home/me", "HF_TOKEN_PATH=/home/me/token", "--password-file /etc/x", "KeyError: 'password'", "KeyError: 'api_key'", "token=None",
     "password authentication failed for user", "special token <|endoftext|> added", "basic training", "http://host:8080/x", "git@github.com:me/x.git",
+    "tcp://host:29500/a@b", "git+https://github.com/o/r@v1:x",
     "key: value", "keys=['a', 'b']", "monkey=banana", "author=me", "Token indices sequence length is longer than the maximum",
     "train.lr=1e-4", "forward pass: 0.123456 s", "http://[::1]:29500", "--token-dropout 0.1", "passes=3", "attention_mask=None", "signature=(Tensor, int)",
     "--sort-key length", "session 3 of 4", "max_new_tokens=128", "loss 2.3456 grad_norm=1.234",

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from allranks.analysis.stacks import StackFrame, blocking_location, main_thread_frames
+from allranks.analysis.stacks import StackFrame, blocking_location
 from allranks.errors import SpecError
 from allranks.launch.channel import AgentLink
 from allranks.launch.channel_protocol import RUNNING, AgentReport, Orders
@@ -407,35 +407,6 @@ def test_limits() -> None:
     assert of(600, None, **script) is None
 
 
-FAULTHANDLER = """Thread 0x00007f01 (most recent call first):
-  File "/repo/src/allranks/train/rank_hooks.py", line 56 in _live
-  File "/usr/lib/python3.11/threading.py", line 982 in run
-
-Thread 0x00007f02 (most recent call first):
-  File "/usr/lib/python3.11/threading.py", line 320 in wait
-  File "/home/u/rows.py", line 12 in load
-  File "/repo/src/allranks/train/loop.py", line 80 in _step
-  File "/repo/src/allranks/launch/rank.py", line 40 in main
-  File "<frozen runpy>", line 198 in _run_module_as_main
-"""
-PY_SPY = """Process 41: python train.py
-Python v3.11.7 (/usr/bin/python3.11)
-
-Thread 41 (idle): "MainThread"
-    read (rows.py:9)
-    main (/home/u/train.py:80)
-Thread 50 (active): "other"
-    run (/home/u/other.py:1)
-"""
-
-
-def test_the_main_thread_of_a_dump_and_its_line() -> None:
-    where = "/home/u/rows.py:12 in load (within /usr/lib/python3.11/threading.py:320 wait)"
-    assert blocking_location(main_thread_frames(FAULTHANDLER)) == where
-    assert blocking_location(main_thread_frames(PY_SPY)) == "rows.py:9 in read"
-    assert main_thread_frames("nothing of the kind\n") == []
-
-
 DUMP = 'Thread 0x01 (most recent call first):\n  File "{}", line {} in f\n  File "/home/u/{}/train.py", line 1 in <module>\n'
 SECRET = "hf_" + "0123456789abcdefghij"  # a token stands in a path, and so in every frame
 
@@ -531,56 +502,3 @@ def test_a_stopped_process_has_no_more_time_in_long_phases(tmp_path: Path) -> No
         until(lambda: procfs.state_of(process.pid)[:1] == "T")
         alarm = watch.alarm_at(40.0)
         assert alarm is not None and (alarm.phase, alarm.limit_s) == ("save", 10.0)
-
-
-SLEEPER = """
-import faulthandler, os, sys, time
-os.environ["LOCAL_RANK"] = sys.argv[2]
-from pathlib import Path
-from allranks.train import rank_hooks
-from allranks.rundir.heartbeat import heartbeat
-from allranks.rundir.paths import RunDir
-rank_hooks.start_rank_hooks(RunDir(Path(sys.argv[1])), 1, int(sys.argv[2]))
-heartbeat.phase("train"); heartbeat.step(0); heartbeat.step(1)
-def stand_still():
-    time.sleep(1000)
-
-if sys.argv[2] == "0":
-    while True:
-        heartbeat.part("backward"); time.sleep(0.05)
-heartbeat.part("data")
-stand_still()
-"""
-
-
-def test_the_watch_takes_stacks_of_a_silent_process_and_the_driver_judges(tmp_path: Path) -> None:
-    """Two real processes; one beats, one sleeps. No torch in them, so there are no calls to compare. No secret is
-    written."""
-    run = RunDir(tmp_path)
-    driver = InProcessDriver(run, {0: "n0", 1: "n0"}, 1)
-    collector = EvidenceCollector(run, 1, 0, "n0", None, "")
-    watch = Watch(tmp_path, 2, collector=collector, channel=driver, limits=Limits(step_s=1.0, long_s=60.0))
-    program = tmp_path / SECRET / "sleeper.py"
-    program.parent.mkdir()
-    program.write_text(SLEEPER)
-    env = {**os.environ, "ALLRANKS_PULSE": page_paths([watch.pages[0], watch.pages[1]])}
-    ranks = [subprocess.Popen([sys.executable, str(program), str(tmp_path), str(r)], env=env) for r in (0, 1)]
-    try:
-        watch.start()
-        watch.join(40)
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    report, event = read_json(run.hang_report(1)), json.loads(run.events_of(1).read_text())
-    assert [f["rank"] for f in report["stalled"]] == [1]
-    assert "sleeper.py:11 in stand_still" in report["stalled"][0]["where"]
-    assert report["judged"] <= watch.ended[0]  # the ranks are there until the evidence is judged
-    assert "stand_still" in run.hang_stack(1, "n0", 1).read_text()
-    assert [r["rank"] for r in read_json(run.hang_node(1, 0))["ranks"]] == [0, 1]
-    assert (event["event"], event["ranks"], event["host"]) == ("hang", [1], "n0")
-    assert event["noticed"] - event["since"] >= event["limit_s"] == 1.0
-    watch.stop()
-    written = [*run.hang(1).iterdir(), run.events_of(1)]
-    assert len(written) >= 5 and not any(SECRET in path.read_text() for path in written)
-    assert [len(e.ranks) for e in driver.sent] == [2] and SECRET not in msgspec.json.encode(driver.sent).decode()

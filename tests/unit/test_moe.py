@@ -86,25 +86,6 @@ def test_a_router_is_read_from_a_file_without_rounding(tmp_path: Path) -> None:
     assert "mlp.gate.weight" not in type(again)._keep_in_fp32_modules_strict
 
 
-RAW: dict[str, Any] = {"model": {"name": "tiny:glm4_moe"}, "data": {"source": "x"}}
-LORA: dict[str, Any] = {"type": "lora", "target_parameters": EXPERTS}
-
-
-@pytest.mark.parametrize(
-    ("sections", "says"),
-    [
-        ({"adapter": {**LORA, "dropout": 0.1}}, "adapter.dropout is 0.1"),
-        ({"strategy": {"name": "pytorch_zero3", "adapters": "ignored"}}, "adapter.type is none"),
-        ({"adapter": LORA, "strategy": {"name": "pytorch_zero3", "adapters": "ignored", "offload": "optimizer"}}, "nothing to keep in host memory"),
-        ({"strategy": {"name": "pytorch_ddp", "offload": "optimizer"}}, "pytorch_ddp has no option 'offload'"),
-        ({"strategy": {"name": "zero3", "offload": "all"}}, "expected one of none, optimizer, got 'all'"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_together_is_refused_before_anything_runs(sections: dict[str, Any], says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        parse_spec({**RAW, **sections})
-
-
 @pytest.mark.parametrize(
     ("spec", "left", "says"),
     [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.analysis.stacks import is_collective_stack
 from allranks.launch.monitor.hang_rules import due_alarm
 from allranks.launch.monitor.hang_watch import RankSample, ScriptSilence, Silence
 from allranks.launch.monitor.procfs import ProcessWork
@@ -87,17 +86,6 @@ def test_a_rank_that_builds_an_extension_is_at_work(device: str) -> None:
 def test_ranks_that_wait_for_a_build_have_the_longer_limit() -> None:
     """It may be that of another job. A lock that nobody holds is found all the same."""
     assert silence(BATON, BATON) == (64.0, Silence(rank=0, since=3.0, limit_s=60.0, stuck=False, waiting=True))
-
-
-@pytest.mark.parametrize(
-    "frame",
-    [
-        "/usr/lib/python3.11/subprocess.py:wait", "/opt/conda/lib/python3.12/threading.py:wait",
-        "/v/lib/python3.11/site-packages/torch/utils/data/dataloader.py:wait", "/v/lib/python3.11/site-packages/psutil/__init__.py:wait",
-    ],
-)  # fmt: skip
-def test_waiting_for_a_process_or_thread_is_no_collective(frame: str) -> None:
-    assert not is_collective_stack([frame, "/u/train.py:main"])
 
 
 def test_the_limit_is_10_times_the_median_interval_of_progress() -> None:

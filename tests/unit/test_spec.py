@@ -75,6 +75,8 @@ REFUSED = [
     (["train.lr=1", "train.lr.x=3"], "train.lr is a value, not a section"),
     (["adapter.type=lora", "adapter.target_parameters=[w]", "adapter.dropout=0.1"], "adapter.dropout is 0.1"),
     (WITHIN_STRATEGY, "adapter.type is none"),
+    (["strategy.name=pytorch_ddp", "strategy.offload=optimizer"], "pytorch_ddp has no option 'offload'"),
+    (["strategy.name=zero3", "strategy.offload=all"], "expected one of none, optimizer, got 'all'"),
     ([*WITHIN_STRATEGY, "strategy.offload=optimizer", "adapter.type=lora"], "has nothing to keep in host memory"),
     *((f"strategy.name={w}", f"unknown strategy {w!r}; did you mean {m!r}") for w, m in SYNONYMS_OF_STRATEGIES.items()),
 ]

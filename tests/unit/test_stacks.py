@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from allranks.analysis.stacks import is_collective_stack, main_thread_frames, thread_activity, traceback_frames
+from allranks.analysis.stacks import (
+    blocking_location,
+    is_collective_stack,
+    main_thread_frames,
+    thread_activity,
+    traceback_frames,
+)
 from allranks.launch.failure_attribution import RankEnd, describe_crash, find_first_failure
 from allranks.train.data.batch_feed import BatchFeed
 from tests.unit.diagnose_examples import of
@@ -37,23 +43,34 @@ def test_the_innermost_frames_say_what_a_thread_does(frames: list[str], activity
     assert thread_activity(frames) == activity
 
 
-@pytest.mark.parametrize("frame", ["threading.py:wait", "subprocess.py:wait", "concurrent/futures/_base.py:wait"])
-def test_the_wait_for_a_thread_is_no_collective_where_py_spy_shortens_the_path(frame: str) -> None:
+@pytest.mark.parametrize(
+    "frame",
+    [
+        "/usr/lib/python3.11/subprocess.py:wait", "/opt/conda/lib/python3.12/threading.py:wait",
+        "/v/site-packages/torch/utils/data/dataloader.py:wait", "/v/site-packages/psutil/__init__.py:wait",
+        "threading.py:wait", "subprocess.py:wait", "concurrent/futures/_base.py:wait",  # py-spy shortens the path
+    ],
+)  # fmt: skip
+def test_the_wait_for_a_process_or_thread_is_no_collective(frame: str) -> None:
     assert not is_collective_stack([frame, MAIN])
 
 
 def test_faulthandler_and_py_spy_give_the_same_main_thread() -> None:
     dump = (
         'Thread 0x00007f01 (most recent call first):\n  File "/home/u/loads.py", line 3 in load\n\n'
-        'Current thread 0x00007f02 (most recent call first):\n  File "/home/u/train.py", line 7 in step\n'
-        '  File "/home/u/train.py", line 9 in <module>\n'
+        'Thread 0x00007f02 (most recent call first):\n  File "/usr/lib/python3.11/threading.py", line 320 in wait\n'
+        '  File "/home/u/train.py", line 7 in step\n  File "/home/u/train.py", line 9 in <module>\n'
     )
     spied = (
-        'Thread 7 (active): "MainThread"\n    step (/home/u/train.py:7)\n    <module> (/home/u/train.py:9)\n'
+        "Process 41: python train.py\nPython v3.11.7 (/usr/bin/python3.11)\n\n"
+        'Thread 7 (active): "MainThread"\n    wait (/usr/lib/python3.11/threading.py:320)\n'
+        "    step (/home/u/train.py:7)\n    <module> (/home/u/train.py:9)\n"
         'Thread 8 (idle): "loads"\n    load (/home/u/loads.py:3)\n'
     )
     assert main_thread_frames(dump) == main_thread_frames(spied)
-    assert str(main_thread_frames(dump)[0]) == "/home/u/train.py:step"
+    within = "(within /usr/lib/python3.11/threading.py:320 wait)"
+    assert blocking_location(main_thread_frames(dump)) == f"/home/u/train.py:7 in step {within}"
+    assert main_thread_frames("nothing of the kind\n") == []
 
 
 def test_a_traceback_is_read_with_the_prefix_of_torch_and_without() -> None:
