@@ -21,7 +21,7 @@ FILE_LINE = r'^\s*File "(?P<path>[^"]+)", line (?P<line>\d{1,9})(?:,? in (?P<fun
 THREAD_LINE = r"^\s*(?:Current thread|Thread) (?:0x)?[0-9A-Fa-f]+\b.*(?:active|idle|most recent call first|MainThread)"
 """The first line of a thread, as faulthandler and py-spy print it."""
 _FILE_LINE = re.compile(FILE_LINE)
-_RANK_PREFIX = re.compile(r"^\[rank\d{1,9}\]:")  # torch's sys.excepthook writes it before each line of a traceback
+RANK_PREFIX = re.compile(r"^\[rank\d{1,9}\]:")  # torch's sys.excepthook writes it before each line of a traceback
 _PY_SPY = re.compile(r"^\s+(?P<function>\S.*?) \((?P<path>[^()]+):(?P<line>\d+)\)$")
 _THREAD_LINE = re.compile(THREAD_LINE)
 
@@ -100,7 +100,7 @@ def main_thread_frames(text: str) -> list[StackFrame]:
 
 def traceback_frames(text: str) -> list[StackFrame]:
     """Return the frames of a traceback, innermost first."""
-    lines = (_RANK_PREFIX.sub("", line) for line in text.splitlines())
+    lines = (RANK_PREFIX.sub("", line) for line in text.splitlines())
     matches = [m for line in lines if (m := _FILE_LINE.match(line)) and m["function"]]
     return [StackFrame(file=m["path"], line=int(m["line"]), function=m["function"]) for m in reversed(matches)]
 

@@ -47,6 +47,7 @@ from allranks.launch.rendezvous import (
     FileStoreFolder,
     Rendezvous,
     TcpStoreServer,
+    free_port,
     host_labels,
     interface_towards,
 )
@@ -118,6 +119,7 @@ class Agent:
         self._pages = {rank: HeartbeatPage() for rank in plan.nodes[node].ranks}
         self._ranks = processes.RankProcesses(self._host, self._pages)
         self._signals = AgentSignals()
+        self._torchrun = processes.take_torchrun_settings()
         self._started_by_launcher = CHANNEL_VARIABLE in os.environ
         self._endpoint = _endpoint(run, attempt)
         self._report = AgentReport(node=node, host=self._names[0] or self._host, machine=self._host, pid=os.getpid())
@@ -165,26 +167,33 @@ class Agent:
         os.environ[HEARTBEAT_VARIABLE] = page_paths([self._pages[rank] for rank in sorted(self._pages)])
         if self._watch:
             for name, value in evidence.flight_recorder_environment(
-                self._plan.device, self._run.hang(self._attempt)
+                self._plan.device, self._run.hang(self._attempt), self._torchrun.torch if self._torchrun else None
             ).items():
                 os.environ.setdefault(name, value)
         if self._node == 0 and self._plan.needs_store:
             self._open_store()
 
     def _open_store(self) -> None:
-        address, port = (self._meeting.address, self._meeting.port) if self._meeting else (LOOPBACK, 0)
+        place = self._torchrun or self._meeting
+        address, port = (place.address, place.port) if place else (LOOPBACK, 0)
+        listen, python, cure = address, sys.executable, "leave cluster.rendezvous.port and address null"
+        if self._torchrun:
+            listen = LOOPBACK if address in (LOOPBACK, "localhost") else ""
+            python, cure = self._torchrun.python, "give no --master-port"
+        if self._torchrun and not self._torchrun.agent_store:
+            self._publish(store=(address, port or free_port()))
+            return
         try:
             try:
-                server = TcpStoreServer(address, port)
+                server = TcpStoreServer(listen, port, python)
             except OSError:
-                if self._meeting is None or self._meeting.port_fixed:
+                if place is None or place.port_fixed:
                     raise
-                server = TcpStoreServer(address, 0)
+                server = TcpStoreServer(listen, 0, python)
         except OSError as error:
             self._refused = (
-                f"node 0 cannot listen on {address}:{port} for the store of the ranks: {error.strerror}; leave "
-                "cluster.rendezvous.port and address null, so that a free port is chosen, or end the program that "
-                "uses it (ss -ltnp shows it)"
+                f"node 0 cannot listen on {address}:{port} for the store of the ranks: {error.strerror}; {cure}, "
+                "so that a free port is chosen, or end the program that uses it (ss -ltnp shows it)"
             )
             return
         if server.note:
@@ -239,16 +248,20 @@ class Agent:
     def _start_ranks(self, start: StartOrder) -> None:
         nodes, world = self._plan.nodes, self._plan.world_size
         mine = nodes[self._node].ranks
-        run_id = f"{self._run.name}.{self._attempt}"
+        own = self._torchrun
+        run_id = own.run_id if own else f"{self._run.name}.{self._attempt}"
         more = self._store_environment(start)
         place = self._node, len(nodes), world, run_id, self._attempt - 1
         environments = {
             rank: {**processes.torchrun_environment(rank, i, len(mine), *place), **more} for i, rank in enumerate(mine)
         }
+        if own:
+            for rank, variables in environments.items():
+                variables.update(own.environment(self._run.error_file(self._attempt, self._host, rank)))
         if self._plan.grace_s is not None:
             self._guard = ProcessGuard(run_id, self._plan.grace_s)
-        command = [sys.executable, "-u", "-m", "allranks.launch.rank", str(self._run.root), str(self._attempt)]
-        self._ranks.start(command, environments)
+        command = own.command if own else [sys.executable, "-u", "-m"]
+        self._ranks.start([*command, "allranks.launch.rank", str(self._run.root), str(self._attempt)], environments)
         if self._guard:
             self._guard.watch(self._ranks.pids)
         self._publish(state=RUNNING)
@@ -376,6 +389,8 @@ class Agent:
 
     def _node_environment(self) -> None:
         """Set, unless the job has, variables that only this node can determine, and those decided for it."""
+        if self._torchrun:
+            return
         os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(usable_cpus(), self._plan.procs_per_node)))
         policy = self._policy
         mine = next((node for name in self._names if policy and (node := policy.of(name))), None)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from allranks.analysis.stacks import blocking_location, main_thread_frames, traceback_frames
+from allranks.analysis.stacks import RANK_PREFIX, blocking_location, main_thread_frames, traceback_frames
 
 # What ranks say when *another* rank has gone: never the cause.
 _PEER_ERROR = re.compile(
@@ -221,6 +221,13 @@ def describe_crash(rank: int, logs: Mapping[int, str]) -> str:
         return f"the ranks are in different collectives ({received})" + (f": {places}" if places else "")
     place = place_in_log(text) if _FATAL in text else ""
     return ", ".join(part for part in (said, f"in {place}" if place else "") if part)
+
+
+def exception_in_log(text: str) -> tuple[str, str]:
+    """Return the exception (``Type: message``) of the traceback with which a log ends, and its line in the program."""
+    lines = [RANK_PREFIX.sub("", line).removeprefix(" ") for line in text[text.rfind(_TRACEBACK) :].splitlines()]
+    error = next((line for line in lines[1:] if line and not line[0].isspace()), "")
+    return (error, place_in_log(text)) if _TRACEBACK in text and _FATAL not in text else ("", "")
 
 
 def place_in_log(text: str) -> str:

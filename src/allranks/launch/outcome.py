@@ -19,7 +19,14 @@ from allranks.analysis.metrics import (
 )
 from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK
 from allranks.launch import restarts
-from allranks.launch.failure_attribution import FirstFailure, RankEnd, describe_crash, find_first_failure, signal_name
+from allranks.launch.failure_attribution import (
+    FirstFailure,
+    RankEnd,
+    describe_crash,
+    exception_in_log,
+    find_first_failure,
+    signal_name,
+)
 from allranks.launch.launchers import get_launcher
 from allranks.launch.monitor.hang_rules import list_ranks
 from allranks.launch.restarts import Restart
@@ -296,6 +303,13 @@ class _EndedAttempt:
         if culprit.cause.startswith("SIG") and culprit.cause != "SIGKILL":
             crash = redact(describe_crash(culprit.rank, {rank: _end_of(path) for rank, path in logs.items()}))
             said = f"{said}: {crash}" if crash else said
+        elif self._own_program and culprit.rank in logs:
+            error, place = exception_in_log(_end_of(logs[culprit.rank]))
+            if said == f"ended with {culprit.cause}" and error:  # a program that allranks did not start itself
+                said = f"{said}: {error}, in {place}"
+            elif place and error.startswith(culprit.cause):
+                said = f"{said}, in {place}"
+            said = redact(said)
         return f"{where} failed{at}: {name}{said}{log}"
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 AGENT_PID_VARIABLE = "ALLRANKS_AGENT_PID"  # the parent of the ranks
 RUN_ID_VARIABLE = "TORCHELASTIC_RUN_ID"
+PROGRAM_VARIABLE = "ALLRANKS_PROGRAM"  # program and arguments of a rank that `allranks torchrun` starts, as JSON
 POLL_S = 0.1
 KILL_S = 10.0  # for the kernel to end what SIGKILL was sent to
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

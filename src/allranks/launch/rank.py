@@ -18,6 +18,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import faulthandler
+import json
 import os
 import signal
 import sys
@@ -27,9 +28,9 @@ import traceback
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 
-from allranks.launch.process_guard import AGENT_PID_VARIABLE
+from allranks.launch.process_guard import AGENT_PID_VARIABLE, PROGRAM_VARIABLE
 from allranks.rundir.files import open_append
 from allranks.rundir.heartbeat import DONE_PHASE, FINISH_PHASE, heartbeat
 from allranks.rundir.paths import RunDir
@@ -115,14 +116,23 @@ def _work(run: RunDir, attempt: int, rank: int, own: int) -> tuple[int, bool, bo
 
 def _start(run: RunDir, attempt: int) -> bool:
     """Do the work that the run folder describes; return whether it was a user's own program."""
+    if given := os.environ.pop(PROGRAM_VARIABLE, ""):  # `allranks torchrun`: each node's own command line
+        from allranks.train.user_script import run_user_script
+
+        program = json.loads(given)
+        run_user_script(run, SimpleNamespace(**program), attempt, program["args"])
+        return True
     from allranks.nodes.staging.manifests import spec_here
     from allranks.spec import load_spec
 
     spec = spec_here(load_spec(run.spec), run.stage)
     if spec.script is not None:
+        from allranks.planning.rank_environment import SCRIPT_ARGS, script_arguments
         from allranks.train.user_script import run_user_script
 
-        run_user_script(run, spec.script, attempt)
+        arguments = script_arguments(spec.script, dict(os.environ))
+        os.environ.pop(SCRIPT_ARGS, None)
+        run_user_script(run, spec.script, attempt, arguments)
     elif run.compare.exists():
         with no_garbage_collection():
             from allranks.train.benchmark.worker import run_benchmark_rank

@@ -9,17 +9,28 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from allranks.launch.failure_attribution import RankEnd
-from allranks.launch.process_guard import AGENT_PID_VARIABLE, RUN_ID_VARIABLE, processes_of_run, send_signal
+from allranks.launch.process_guard import (
+    AGENT_PID_VARIABLE,
+    PROGRAM_VARIABLE,
+    RUN_ID_VARIABLE,
+    processes_of_run,
+    send_signal,
+)
 from allranks.rundir.heartbeat import HeartbeatPage
 from allranks.utils.machine import oom_kills
 from allranks.utils.redaction import redact
 
+TORCHRUN_VARIABLE = "ALLRANKS_TORCHRUN"  # JSON of `TorchrunSettings`, in the environment of an agent
 LEFTOVER_GRACE_S = 3.0  # for processes that a rank leaves behind, such as a logger that still uploads
 
 
@@ -47,6 +58,52 @@ def torchrun_environment(
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         AGENT_PID_VARIABLE: str(os.getpid()),
     }
+
+
+class TorchrunSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What `allranks torchrun` hands to the agent of its node, whose command line may differ from that of other nodes.
+
+    ``python`` runs ``program``, which has the keys of `ScriptSpec` and ``direct``: it is started itself, without
+    Python. ``address`` is MASTER_ADDR; the store gets another port if ``port`` is taken and not ``port_fixed``. ``torch``
+    is its version in ``python``, empty where it has none; without ``agent_store`` rank 0 opens the store itself.
+    """
+
+    program: dict[str, Any]
+    args: list[str]
+    python: str
+    run_id: str
+    role: str
+    max_restarts: int
+    signals: str
+    address: str
+    port: int
+    port_fixed: bool
+    torch: str
+    agent_store: bool
+
+    @property
+    def command(self) -> list[str]:
+        """Return the beginning of the command of a rank."""
+        if self.program["direct"] or self.python == sys.executable:
+            return [sys.executable, "-u", "-m"]
+        return [self.python, "-u", str(Path(__file__).with_name("rank_elsewhere.py"))]
+
+    def environment(self, error_file: Path) -> dict[str, str]:
+        """Return the variables of a rank that differ from those of other runs."""
+        return {
+            "ROLE_NAME": self.role,
+            "TORCHELASTIC_MAX_RESTARTS": str(self.max_restarts),
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": self.signals,
+            "TORCHELASTIC_ERROR_FILE": str(error_file),
+            "TORCHELASTIC_USE_AGENT_STORE": str(self.agent_store),
+            PROGRAM_VARIABLE: msgspec.json.encode({**self.program, "args": self.args}).decode(),
+        }
+
+
+def take_torchrun_settings() -> TorchrunSettings | None:
+    """Return what `allranks torchrun` has handed to this agent, and remove it from the environment."""
+    text = os.environ.pop(TORCHRUN_VARIABLE, "")
+    return msgspec.json.decode(text, type=TorchrunSettings) if text else None
 
 
 class _RankProcess:

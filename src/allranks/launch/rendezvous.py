@@ -8,18 +8,17 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import psutil
 
+from allranks.launch import store_server
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.heartbeat import STORE_VARIABLE
 
@@ -84,6 +83,12 @@ def host_labels(hosts: Sequence[str]) -> list[str]:
     return [name if name not in hosts[:i] else f"{name}#{i}" for i, name in enumerate(hosts)]
 
 
+def free_port() -> int:
+    """Return a port that was free a moment ago, for a store that a rank opens itself."""
+    with _bind("", 0) as bound:
+        return bound.getsockname()[1]
+
+
 class FileStoreFolder:
     """Folder of mode 0700 on this node for torch's FileStore."""
 
@@ -112,14 +117,16 @@ class TcpStoreServer:
     """Process that serves a TCPStore on a socket bound by this process, so that no other program can take the port.
 
     Args:
-        address: the address to listen on; if this node lacks it (a forwarded address), the store listens on all.
+        address: the address to listen on, empty for all; if this node lacks it (a forwarded address), the store listens
+            on all.
         port: 0 for any free one.
+        python: the Python that serves it, which needs torch.
 
     Raises:
         OSError: the port is in use.
     """
 
-    def __init__(self, address: str, port: int) -> None:
+    def __init__(self, address: str, port: int, python: str = sys.executable) -> None:
         self.note = ""
         try:
             bound = _bind(address, port)
@@ -128,14 +135,12 @@ class TcpStoreServer:
                 raise
             bound = _bind("", port)
             self.note = f"{address} is not an address of this node, so the store listens on all addresses"
-            address = LOOPBACK
+            address = ""
         with bound:
             self.port: int = bound.getsockname()[1]
-            words = [str(bound.fileno()), address, str(self.port), str(os.getpid())]
+            words = [str(bound.fileno()), address or LOOPBACK, str(self.port), str(os.getpid())]
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "allranks.launch.rendezvous", *words],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[bound.fileno()],
+                [python, store_server.__file__, *words], stdin=subprocess.DEVNULL, pass_fds=[bound.fileno()]
             )
 
     def exit_code(self) -> int | None:
@@ -148,6 +153,8 @@ class TcpStoreServer:
 
 
 def _bind(address: str, port: int) -> socket.socket:
+    if not address and socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -158,30 +165,3 @@ def _bind(address: str, port: int) -> socket.socket:
         bound.close()
         raise
     return bound
-
-
-def serve_store(fd: int, address: str, port: int, parent: int) -> None:
-    """Serve until the parent exits."""
-    from datetime import timedelta
-
-    from torch.distributed import TCPStore
-
-    store = TCPStore(address, port, None, True, timedelta(seconds=300), False, master_listen_fd=fd)
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    del store
-
-
-def main() -> None:
-    from allranks.launch.rank import end_with_parent
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # ranks that save after a SIGTERM to the whole node still need it
-    fd, address, port, parent = sys.argv[1:5]
-    end_with_parent(signal.SIGKILL, int(parent))
-    serve_store(int(fd), address, int(port), int(parent))
-
-
-if __name__ == "__main__":
-    main()

@@ -95,6 +95,10 @@ class RunDir(Struct, frozen=True):
     def log_of(self, attempt: int, host: str, rank: int) -> Path:
         return self.logs_of(attempt) / f"{host}.rank{rank}.log"
 
+    def error_file(self, attempt: int, host: str, rank: int) -> Path:
+        """Return the path of ``TORCHELASTIC_ERROR_FILE``, which torch's decorator ``record`` writes."""
+        return self.logs_of(attempt) / f"{host}.rank{rank}.error.json"
+
     def agent_log(self, attempt: int, host: str) -> Path:
         return self.logs_of(attempt) / f"{host}.agent.log"
 

@@ -13,26 +13,27 @@ from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import Any
 
 from allranks.errors import EnvironmentNotAble
-from allranks.planning.rank_environment import SCRIPT_ARGS, script_arguments
 from allranks.rundir.events import open_event_log, reporter
-from allranks.rundir.heartbeat import SCRIPT_PHASE, heartbeat
+from allranks.rundir.heartbeat import DONE_PHASE, SCRIPT_PHASE, heartbeat
 from allranks.rundir.paths import RunDir
-from allranks.spec.records import ScriptSpec
 
 _kept: list[ModuleType] = []
 
 
-def run_user_script(run: RunDir, script: ScriptSpec, attempt: int) -> int:
+def run_user_script(run: RunDir, script: Any, attempt: int, arguments: list[str]) -> int:
     """Run the program like ``python PATH ARGS`` or ``python -m MODULE ARGS``, with torchrun's environment. Return 0 if it
     ended normally, also by ``sys.exit(0)``; other exits, and what else it raises, go on to the caller."""
     own = os.getpid()
     events = open_event_log(run, attempt, None)
     heartbeat.phase(SCRIPT_PHASE)
     reporter.open(events)
-    arguments = script_arguments(script, dict(os.environ))
-    os.environ.pop(SCRIPT_ARGS, None)
+    if getattr(script, "direct", False):
+        heartbeat.phase(DONE_PHASE)  # from here on, only the exit code tells how it ends
+        events.close()
+        os.execvp(script.path, [script.path, *arguments])  # noqa: S606 - the user's own program
     atexit.register(_close_files, own)  # the first one is called last, after those of the program
     by_exit = False
     try:
@@ -51,7 +52,7 @@ def run_user_script(run: RunDir, script: ScriptSpec, attempt: int) -> int:
     return 0
 
 
-def _run_as_main(script: ScriptSpec, arguments: list[str]) -> None:
+def _run_as_main(script: Any, arguments: list[str]) -> None:
     """Execute the program as module ``__main__``, which it stays, for threads and exit handlers that run later."""
     path = Path(script.path).expanduser().absolute() if script.path is not None else None
     if script.workdir is not None:

@@ -33,10 +33,14 @@ FIRST_WITH_FR_NAMES = (2, 13)  # enabled by default from here on; the older name
 WATCHDOG_DUMP = "watchdog.rank"
 
 
-def flight_recorder_environment(device: str, folder: Path) -> dict[str, str]:
-    """Return the flight recorder's variables for a rank that computes on ``cuda`` or ``cpu``; dumps go to `folder`."""
+def flight_recorder_environment(device: str, folder: Path, torch: str | None = None) -> dict[str, str]:
+    """Return the flight recorder's variables for a rank that computes on ``cuda`` or ``cpu``; dumps go to `folder`.
+
+    Args:
+        torch: its version, if the ranks have another Python than this process.
+    """
     try:
-        major, minor = version("torch").split(".")[:2]
+        major, minor = (version("torch") if torch is None else torch).split(".")[:2]
         new = (int(major), int(minor)) >= FIRST_WITH_FR_NAMES
     except (PackageNotFoundError, ValueError):
         new = False

@@ -1,0 +1,58 @@
+"""`allranks torchrun`: a program gets what torchrun gives it, and a failed rank is named with its line."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.dist.harness import ALLRANKS, Ended
+
+pytestmark = pytest.mark.dist
+
+ENVIRONMENT = """
+import json, os, sys
+print("rank", os.environ["RANK"], sys.argv[1:], flush=True)
+json.dump(dict(os.environ), open(f"{sys.argv[1]}.{os.environ['RANK']}", "w"))
+"""
+BOOM = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 1:
+    raise KeyError("tokens_17")
+dist.all_reduce(torch.ones(1))
+"""
+OF_ONE_START = {"MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID"}
+
+
+def torchrun(cwd: Path, *words: str, launcher: list[str] | None = None, **variables: str) -> Ended:
+    command = [*(launcher or [*ALLRANKS, "torchrun"]), *words]
+    env = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"} | variables
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_ranks_get_torchruns_variables_and_only_rank_0_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "env.py").write_text(ENVIRONMENT)
+    line = ("--nproc-per-node=2", "--max-restarts=1", "--role=trainer", "env.py")
+    done = torchrun(tmp_path, *line, "ours", "--debug")
+    assert (done.returncode, done.stdout) == (0, "rank 0 ['ours', '--debug']\n")
+    assert done.stderr.count("\n") == 1 and "run folder runs/env-" in done.stderr
+    torchrun(tmp_path, *line, "theirs", launcher=[sys.executable, "-m", "torch.distributed.run"])
+    for rank in range(2):
+        ours, theirs = (json.loads((tmp_path / f"{name}.{rank}").read_text()) for name in ("ours", "theirs"))
+        different = {name for name in theirs if ours.get(name) != theirs[name]}
+        assert different <= OF_ONE_START
+        assert ours.keys() >= OF_ONE_START
+
+
+def test_a_failed_rank_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "boom.py").write_text(BOOM)
+    done = torchrun(tmp_path, "--nproc_per_node", "2", "--tee=3", "--log-dir=logs", "boom.py")
+    assert done.returncode == 1
+    assert "[default1]:[rank1]: KeyError: 'tokens_17'\n" in done.stdout
+    verdict, folder = done.stderr.splitlines()
+    assert f"failed: KeyError: 'tokens_17', in {tmp_path}/boom.py:5 in <module>. Log: " in verdict
+    assert verdict.startswith("allranks: rank 1 on ")
+    assert "run folder logs/boom-" in folder

@@ -1,0 +1,82 @@
+"""The command line of `allranks torchrun`: torchrun's spellings and variables, and what is refused with a reason."""
+
+from typing import Any
+
+import pytest
+
+from allranks.errors import RequestError
+from allranks.launch.torchrun.options import parse, shown_ranks
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "expected"),
+    [
+        ("--standalone --nproc-per-node=2 p.py", {}, {"max_nodes": 1, "procs": "2", "address": "", "port": None}),
+        ("--nproc_per_node 4 -m pkg.train --lr 1", {}, {"procs": "4", "module": True, "args": ["--lr", "1"]}),
+        ("p.py x -- --nnodes=3 -m", {}, {"max_nodes": 1, "module": False, "args": ["x", "--", "--nnodes=3", "-m"]}),
+        (
+            "--nnodes 2 --node_rank=1 --master_addr=a --master-port 7 p.py",
+            {},
+            {"backend": "static", "node_rank": 1, "address": "a", "port": 7},
+        ),
+        (
+            "--nnodes=1:4 --rdzv_backend=c10d --rdzv_endpoint=[::1]:99 --rdzv_id=5 p.py",
+            {},
+            {"min_nodes": 1, "max_nodes": 4, "address": "::1", "port": 99, "run_id": "5", "node_rank": None},
+        ),
+        (
+            "p.py",
+            {"PET_NPROC_PER_NODE": "3", "PET_MAX_RESTARTS": "2", "PET_NO_PYTHON": "1", "PET_RDZV_ID": "x"},
+            {"procs": "3", "max_restarts": 2, "direct": True, "run_id": "x"},
+        ),
+        ("--nproc-per-node 2 p.py", {"PET_NPROC_PER_NODE": "3"}, {"procs": "2"}),
+        (
+            "--rdzv-conf join_timeout=9,last_call_timeout=1.5,is_host=1 --shutdown-timeout 4 p.py",
+            {},
+            {"join_timeout_s": 9.0, "last_call_s": 1.5, "grace_s": 4},
+        ),
+        ("--rdzv-backend etcd --rdzv-endpoint e:1 p.py", {}, {"max_nodes": 1}),  # one node meets nobody
+    ],
+)
+def test_it_reads_torchruns_line(words: str, environ: dict[str, str], expected: dict[str, Any]) -> None:
+    options = parse(words.split(), environ)
+    assert {name: getattr(options, name) for name in expected} == expected
+    assert options.program in ("p.py", "pkg.train")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("", "PROGRAM"),
+        ("--nope p.py", "unrecognized arguments: --nope"),
+        ("--nnodes 2 p.py", "must name the first node"),
+        ("--nnodes 2:1 p.py", "--nnodes 2:1: expected N, or MIN:MAX"),
+        ("--nnodes 2 --rdzv-backend etcd --rdzv-endpoint h:1 p.py", "Use --rdzv-backend c10d"),
+        ("--tee 4 p.py", "--tee 4: expected 0 to 3"),
+        ("--max-restarts -1 p.py", "--max-restarts -1: expected a number that is not negative"),
+        ("--numa-binding node p.py", "--numa-binding is not supported; start the program with numactl"),
+        ("-m --no-python p", "exclude each other"),
+    ],
+)
+def test_it_refuses_with_a_reason(words: str, says: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        parse(words.split(), {})
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "first", "second"),
+    [
+        ("", {0: False}, {}),
+        ("--tee 3", {0: True, 1: True}, {0: True, 1: True}),
+        ("-t 1:3", {0: False, 1: True}, {1: True}),
+        ("--redirects 3", {}, {}),
+        ("-r 0:3", {}, {}),
+        ("--local-ranks-filter 1", {1: False}, {1: False}),
+        ("--tee 3 --local_ranks_filter=1", {1: True}, {1: True}),
+    ],
+)
+def test_which_ranks_are_shown(words: str, first: dict[int, bool], second: dict[int, bool]) -> None:
+    options = parse([*words.split(), "p.py"], {})
+    assert shown_ranks(options, 2, first_node=True) == first
+    assert shown_ranks(options, 2, first_node=False) == second
