@@ -56,7 +56,7 @@ def test_a_requested_checkpoint_is_full_and_changes_nothing(tmp_path: Path, monk
     assert "no run" in allranks("checkpoint", "another", cwd=tmp_path, code=2).stderr
 
 
-@pytest.mark.parametrize("every", ["1s", "auto"])
+@pytest.mark.parametrize("every", [pytest.param("1s", marks=pytest.mark.full), "auto"])
 def test_ranks_save_together_after_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: str) -> None:
     harness.slow_down(monkeypatch, 0.1)
     _, run = train(tmp_path, rows_spec(tmp_path, train={"max_steps": 30}, checkpoint={"every": every}), code=0)

@@ -141,6 +141,12 @@ def test_a_manifest_that_is_damaged_or_anothers_is_passed_over_by_name(
     assert str(run.checkpoint(8)) in problems[0] and words in problems[0]
 
 
+def test_a_restart_takes_the_newest_full_checkpoint(tmp_path: Path) -> None:
+    run = published(tmp_path, mode="weights_only")
+    assert newest_checkpoint(run) == (8, [])
+    assert newest_checkpoint(run, full=True) == (4, ["step 8 is a weights-only checkpoint without optimizer state"])
+
+
 NEWER = {"schema_version": SCHEMA_VERSION + 1}
 
 

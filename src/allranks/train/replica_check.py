@@ -90,9 +90,7 @@ class ReplicaCheck:
         named = [f"rank {rank} on {hosts[rank]}" for rank in odd]
         named += [f"ranks {' and '.join(f'{r} ({hosts[r]})' for r in ranks)}" for ranks in unsure]
         which = "" if odd else " from each other, unknown which is wrong"
-        agreed = (
-            f"they last agreed after step {self._agreed[0]}" if self._agreed[0] else "they had not been compared yet"
-        )
+        agreed = f"they last agreed {f'after step {self._agreed[0]}' if self._agreed[0] else 'at the start'}"
         raise ProofFailed(
             f"after step {done} the weights of {', '.join(named)} differ{which or ' from those of their replicas'} "
             f"(observe.verify_every); {agreed}, and no checkpoint was saved of weights that differ"
