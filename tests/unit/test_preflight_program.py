@@ -90,7 +90,7 @@ def test_the_users_pythonpath_counts_and_what_only_the_job_knows_is_unknown(tmp_
     write(tmp_path, own="import mine, other\n", lib__mine="")
     spec = program_spec(tmp_path, env={"PYTHONPATH": str(tmp_path / "lib")})
     assert list(ask(spec, tmp_path, REQUIRED).program) == ["other"]
-    assert list(node_requirements(spec, tmp_path, here=tmp_path).program) == ["other"], "it is registered"
+    assert list(node_requirements(spec, tmp_path, folder=tmp_path).program) == ["other"], "it is registered"
     for cluster in ({"modules": ["pytorch"]}, {"setup": ["export PYTHONPATH=x"]}, {"python": "conda:x"}):
         required = ask(program_spec(tmp_path, **cluster), tmp_path, REQUIRED)
         found = survey(*(replace(node(n), program={"mine": True, "other": False}) for n in (1, 2)), required=required)

@@ -392,17 +392,19 @@ def progress_metrics(ranks: dict[int, Events]) -> dict[str, Any]:
     ``progress_source`` is ``report`` or ``log``. Steps and losses are those of the lowest rank that has said any. Rates
     are measured from the first record to the last one; ``tokens_per_s`` adds up the ranks that have reported tokens.
     """
-    story = {rank: found for rank, events in sorted(ranks.items()) if (found := progress_events(events))}
-    if any(e["source"] == REPORTED for found in story.values() for e in found):
-        story = {rank: found for rank, found in story.items() if found[0]["source"] == REPORTED}
+    story = {rank: reports for rank, events in sorted(ranks.items()) if (reports := progress_events(events))}
+    if any(e["source"] == REPORTED for reports in story.values() for e in reports):
+        story = {rank: reports for rank, reports in story.items() if reports[0]["source"] == REPORTED}
     if not story:
         return {}
     metrics: dict[str, Any] = {"progress_source": next(iter(story.values()))[0]["source"]}
-    stepped = next((found for events in story.values() if (found := [e for e in events if _step(e) is not None])), [])
+    stepped = next(
+        (reports for events in story.values() if (reports := [e for e in events if _step(e) is not None])), []
+    )
     if stepped:
         metrics["steps"] = max(_step(e) or 0 for e in stepped)
         metrics["steps_per_s"] = _rate(stepped, (_step(stepped[-1]) or 0) - (_step(stepped[0]) or 0))
-    lossy = next((found for events in story.values() if (found := [e for e in events if "loss" in e])), [])
+    lossy = next((reports for events in story.values() if (reports := [e for e in events if "loss" in e])), [])
     if lossy:
         metrics["train_loss_first"], metrics["train_loss_last"] = (
             finite_float(lossy[0]["loss"]),
@@ -414,14 +416,16 @@ def progress_metrics(ranks: dict[int, Events]) -> dict[str, Any]:
     if held_out:
         metrics["eval_loss_first"] = finite_float(held_out[0]["eval_loss"])
         metrics["eval_loss"] = finite_float(held_out[-1]["eval_loss"])
-    told = {
-        rank: found
+    reported = {
+        rank: reports
         for rank, events in story.items()
-        if (found := [e for e in events if finite_int(e.get("tokens")) is not None])
+        if (reports := [e for e in events if finite_int(e.get("tokens")) is not None])
     }
-    if told:
-        metrics["tokens_reported"] = sum(finite_int(e["tokens"]) or 0 for found in told.values() for e in found)
-        rates = [_rate(found, sum(finite_int(e["tokens"]) or 0 for e in found[1:])) for found in told.values()]
+    if reported:
+        metrics["tokens_reported"] = sum(finite_int(e["tokens"]) or 0 for reports in reported.values() for e in reports)
+        rates = [
+            _rate(reports, sum(finite_int(e["tokens"]) or 0 for e in reports[1:])) for reports in reported.values()
+        ]
         if all(rate is not None for rate in rates):
             metrics["tokens_per_s"] = sum(rate or 0.0 for rate in rates)
     return {name: value for name, value in metrics.items() if value is not None or name.startswith(("train_", "eval_"))}
@@ -436,12 +440,12 @@ def _not_finite_since(lossy: Events) -> int | None:
 
 def describe_non_finite_loss(metrics: dict[str, Any]) -> str:
     """Return since when the loss of a user's own program is not finite; empty if it is, or not known."""
-    found = metrics.get("loss_not_finite")
-    if not isinstance(found, dict):
+    loss = metrics.get("loss_not_finite")
+    if not isinstance(loss, dict):
         return ""
-    step = finite_int(found.get("step"))
+    step = finite_int(loss.get("step"))
     since = f"from step {step} on" if step is not None else "in all that is known of it"
-    by = "as the program reported" if found.get("source") == REPORTED else "as the output of rank 0 says"
+    by = "as the program reported" if loss.get("source") == REPORTED else "as the output of rank 0 says"
     return f"the loss is not finite (NaN or infinite) {since}, {by}"
 
 

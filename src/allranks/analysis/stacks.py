@@ -94,8 +94,8 @@ def main_thread_frames(text: str) -> list[StackFrame]:
         if match and threads and len(threads[-1].frames) < MAX_FRAMES:
             function = (match["function"] or "?").strip()
             threads[-1].frames.append(StackFrame(file=match["path"], line=int(match["line"]), function=function))
-    found = main_threads(threads)
-    return found[-1].frames if found else []
+    threads_of_main = main_threads(threads)
+    return threads_of_main[-1].frames if threads_of_main else []
 
 
 def traceback_frames(text: str) -> list[StackFrame]:

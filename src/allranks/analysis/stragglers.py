@@ -234,9 +234,9 @@ def pace_of_steps(ranks: dict[int, Events], hosts: Mapping[int, str], lost: Mapp
 
 def _times(ranks: dict[int, Events], kind: str, name: str) -> Times:
     """Return the values of `name` in the steps for which every rank reports `kind`; missing ones are left out."""
-    told = {rank: {e["step"]: e for e in events if is_number(e.get(kind))} for rank, events in ranks.items()}
-    common = sorted(set.intersection(*(set(steps) for steps in told.values())))
-    return {rank: [steps[s][name] for s in common if is_number(steps[s].get(name))] for rank, steps in told.items()}
+    reported = {rank: {e["step"]: e for e in events if is_number(e.get(kind))} for rank, events in ranks.items()}
+    common = sorted(set.intersection(*(set(steps) for steps in reported.values())))
+    return {rank: [steps[s][name] for s in common if is_number(steps[s].get(name))] for rank, steps in reported.items()}
 
 
 def counts(event: dict[str, Any]) -> bool:

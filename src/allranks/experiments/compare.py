@@ -97,7 +97,7 @@ def every_strategy() -> list[str]:
     ]
 
 
-def compare(spec: RunSpec, asked: CompareRequest, observer: Observer) -> Comparison:
+def compare(spec: RunSpec, request: CompareRequest, observer: Observer) -> Comparison:
     """Run the comparison, evaluate it, and write comparison.json, .csv and .html to its folder.
 
     Raises:
@@ -106,7 +106,7 @@ def compare(spec: RunSpec, asked: CompareRequest, observer: Observer) -> Compari
     """
     if spec.script is not None:
         raise SpecError("script: a program has its own training loop; strategies cannot be compared in it")
-    first = asked.strategies[0]
+    first = request.strategies[0]
     spec = msgspec.structs.replace(
         spec,
         name=f"{spec.name}-compare",
@@ -121,8 +121,8 @@ def compare(spec: RunSpec, asked: CompareRequest, observer: Observer) -> Compari
     run, plan = runs.create(prepared)
     for warning in plan.warnings:
         observer.say(f"note     {warning}")
-    asked = msgspec.structs.replace(asked, strategies=[_decided(prepared, entry) for entry in asked.strategies])
-    write_json(run.compare, msgspec.to_builtins(asked))
+    request = msgspec.structs.replace(request, strategies=[_decided(prepared, entry) for entry in request.strategies])
+    write_json(run.compare, msgspec.to_builtins(request))
     result = runs.launch(run, prepared.spec, plan, attempt=1, observer=observer)
     folder = run.root / "compare"
     measured = read_json(folder / "measured.json")
@@ -158,13 +158,13 @@ def _decided(prepared: PreparedRun, entry: StrategyChoice) -> StrategyChoice:
 
 def write_comparison(run: RunDir, measured: dict[str, Any]) -> Comparison:
     """Evaluate the measurements, and write the result."""
-    found = evaluate_strategies(measured)
-    advice = recommend_strategy(measured, found)
-    done = Comparison(folder=str(run.root), rows=found, advice=advice, measured=measured)
+    verdicts = evaluate_strategies(measured)
+    advice = recommend_strategy(measured, verdicts)
+    done = Comparison(folder=str(run.root), rows=verdicts, advice=advice, measured=measured)
     write_json(run.root / "comparison.json", done.document())
-    write_text_atomic(run.root / "comparison.csv", csv_text(found))
-    files = file_links(run.root, [row.strategy for row in found])
-    page = comparison_page(run.name, measured, found, advice, files)
+    write_text_atomic(run.root / "comparison.csv", csv_text(verdicts))
+    files = file_links(run.root, [row.strategy for row in verdicts])
+    page = comparison_page(run.name, measured, verdicts, advice, files)
     write_text_atomic(run.root / "comparison.html", page)
     return done
 
@@ -186,28 +186,28 @@ def add_profiles(folder: Path, measured: Json) -> None:
     }
     results = read_traces(list(traces.values()))
     for (r, name), path in traces.items():
-        known, found = measured["ranks"][r][name], results[path]
-        if isinstance(found, UnreadableTrace):
+        known, result = measured["ranks"][r][name], results[path]
+        if isinstance(result, UnreadableTrace):
             known["verified"] = {}
             for rank in measured["ranks"]:
-                rank[name]["failed"] = rank[name]["failed"] or f"rank {r}: {path}: {found.message}"
+                rank[name]["failed"] = rank[name]["failed"] or f"rank {r}: {path}: {result.message}"
         else:
             verified = known["verified"]
             memory, before = verified["memory"], verified.pop("before_bytes")
-            memory["peak_bytes"] = memory["peak_bytes"] or before + peak_new_bytes(found)
-            verified["window"] = trace_figures(found)
+            memory["peak_bytes"] = memory["peak_bytes"] or before + peak_new_bytes(result)
+            verified["window"] = trace_figures(result)
 
 
-def trace_figures(found: RankResult) -> Json:
+def trace_figures(result: RankResult) -> Json:
     """Return the seconds per step as in `allranks trace`, and the collectives of training as (kind, bytes, seconds).
 
     The seconds are of compute, communication (exposed and overlapped) and idle time; ``steps`` has them by step.
     """
-    n = max(len(found.steps), 1)
-    training = [c for c in found.collectives if c.phase != UNPHASED]
+    n = max(len(result.steps), 1)
+    training = [c for c in result.collectives if c.phase != UNPHASED]
     return {
-        **_seconds(found.total, n),
-        "steps": [_seconds(step, 1) for step in found.by_step],
+        **_seconds(result.total, n),
+        "steps": [_seconds(step, 1) for step in result.by_step],
         "collectives": [(c.kind, c.bytes or 0, c.duration / 1e6) for c in training],
     }
 
@@ -217,6 +217,6 @@ def _seconds(part: Breakdown, steps: int) -> Json:
     return {"step_s": part.span_s / steps, **{name: getattr(part, name) / steps for name in names}}
 
 
-def peak_new_bytes(found: RankResult) -> int:
+def peak_new_bytes(result: RankResult) -> int:
     """Return the maximum number of bytes that were allocated on the host during the trace and not yet freed."""
-    return max((m.peak_bytes for m in found.memory if m.device == "cpu"), default=0)
+    return max((m.peak_bytes for m in result.memory if m.device == "cpu"), default=0)

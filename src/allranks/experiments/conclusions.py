@@ -38,13 +38,13 @@ def _alike(one: Json, other: Json) -> bool:
 def _fastest_here(measured: Json, ranked: list[ComparisonRow]) -> str:
     first = ranked[0]
     assert first.figures is not None
-    here = (
+    sentence = (
         f"{measured['world_size']} ranks on {measured['nodes']} node{'s' * (measured['nodes'] > 1)} "
         f"({measured['device']})"
     )
     speed = first.figures["tokens_per_s"]
     text = (
-        f"Fastest on {here}: {first.strategy} with {speed['median']:,.0f} tokens/s [{speed['min']:,.0f} to "
+        f"Fastest on {sentence}: {first.strategy} with {speed['median']:,.0f} tokens/s [{speed['min']:,.0f} to "
         f"{speed['max']:,.0f}]"
     )
     share, overlap = exposed_share(first.figures), first.figures["overlap"]

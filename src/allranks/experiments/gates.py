@@ -133,9 +133,9 @@ def _row(measured: Json, name: str, problem: str | None) -> ComparisonRow:
     )
 
 
-def _trials(found: Json) -> dict[str, list[Json]]:
+def _trials(measured: Json) -> dict[str, list[Json]]:
     """Return the trials of a strategy on one rank, by kind."""
-    return {"verified": [found["verified"]], "uneven": [found["uneven"]], "timed": found["repeats"]}
+    return {"verified": [measured["verified"]], "uneven": [measured["uneven"]], "timed": measured["repeats"]}
 
 
 def _name_of(kind: str, i: int) -> str:
@@ -149,8 +149,8 @@ def _parity(measured: Json, name: str, problem: str | None) -> str | None:
         limits = trial_limits(measured, kind)
         for i, trial in enumerate(trials):
             apart = max(_trials(rank[name])[kind][i].get("ranks_differ", 0.0) for rank in measured["ranks"])
-            if (found := _trial_parity(trial, limits, apart)) is not None:
-                return f"parity: in {_name_of(kind, i)} {found}"
+            if (deviation := _trial_parity(trial, limits, apart)) is not None:
+                return f"parity: in {_name_of(kind, i)} {deviation}"
     return None
 
 
@@ -191,9 +191,9 @@ def compare_traffic(expected: list[Json], measured: list[Json]) -> str | None:
     left = {(m["kind"], m["phase"]): [m["count"], m["bytes"]] for m in measured}
     for e in expected:
         if e["count"] is None:
-            found = _take_any_phase(left, e)
-            if abs(found - e["bytes"]) > LIBRARY_TOLERANCE * max(e["bytes"], 1):
-                return f"{e['kind']}: {found:,.0f} bytes per step, expected {e['bytes']:,}"
+            counterpart = _take_any_phase(left, e)
+            if abs(counterpart - e["bytes"]) > LIBRARY_TOLERANCE * max(e["bytes"], 1):
+                return f"{e['kind']}: {counterpart:,.0f} bytes per step, expected {e['bytes']:,}"
             continue
         count, size = left.pop((e["kind"], e["phase"]), (0, 0))
         if count != e["count"] or size != e["bytes"]:
@@ -239,8 +239,8 @@ def _equal_work(measured: Json, name: str) -> str | None:
             planned = measured["references"][kind]["planned"][r]
             accum = measured["uneven_accum" if kind == "uneven" else "grad_accum"]
             for i, trial in enumerate(trials):
-                if (found := _trial_work(trial, planned, accum)) is not None:
-                    return f"equal work: in {_name_of(kind, i)} rank {r} {found}"
+                if (deviation := _trial_work(trial, planned, accum)) is not None:
+                    return f"equal work: in {_name_of(kind, i)} rank {r} {deviation}"
     return None
 
 
@@ -250,12 +250,12 @@ def _trial_work(trial: Json, planned: list[Json], accum: int) -> str | None:
         return f"trained {trial['micro_batches']} micro-batches in {steps} steps, planned {steps * accum}"
     if len(trial["work"]) != steps:
         return f"recorded {len(trial['work'])} steps of {steps}"
-    for step, (found, wanted) in enumerate(zip(trial["work"], planned, strict=True), 1):
-        if found["rows"] != wanted["rows"]:
+    for step, (done, wanted) in enumerate(zip(trial["work"], planned, strict=True), 1):
+        if done["rows"] != wanted["rows"]:
             return f"trained other rows in step {step} than planned"
         for key in ("tokens", "tokens_trained"):
-            if found[key] != wanted[key]:
-                return f"recorded {found[key]} {key} in step {step}, the planned rows have {wanted[key]}"
+            if done[key] != wanted[key]:
+                return f"recorded {done[key]} {key} in step {step}, the planned rows have {wanted[key]}"
     return None
 
 
@@ -336,8 +336,8 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 def spread_of(figure: float, values: Iterable[float]) -> Spread:
     """Return the range of `values`; it includes the figure, which may be a median over more than they are."""
-    found = list(values)
-    return Spread(value=figure, min=min([figure, *found]), max=max([figure, *found]), samples=len(found))
+    figures = list(values)
+    return Spread(value=figure, min=min([figure, *figures]), max=max([figure, *figures]), samples=len(figures))
 
 
 def figure_spreads(figures: Json, ranks: Sequence[Json], repeats: Sequence[int], rates: Sequence[float]) -> Json:
@@ -351,23 +351,23 @@ def figure_spreads(figures: Json, ranks: Sequence[Json], repeats: Sequence[int],
     """
     windows = [r["verified"]["window"] for r in ranks]
     steps = [step for window in windows for step in window.get("steps") or [window]]
-    found = {"tokens_per_s": spread_of(figures["tokens_per_s"]["median"], rates)}
+    spreads = {"tokens_per_s": spread_of(figures["tokens_per_s"]["median"], rates)}
     for part in TIMED:
         figure = figures[part]["median"] if part == "step_time_s" else figures[part]
-        found[part] = spread_of(figure, [median(t for r in ranks for t in r["repeats"][k][part]) for k in repeats])
+        spreads[part] = spread_of(figure, [median(t for r in ranks for t in r["repeats"][k][part]) for k in repeats])
     for part in PROFILED:
-        found[part] = spread_of(figures[part], [step[part] for step in steps])
+        spreads[part] = spread_of(figures[part], [step[part] for step in steps])
     whole = figures["profiled_step_s"]
-    found["profiled_step_s"] = spread_of(whole, [step["step_s"] for step in steps])
+    spreads["profiled_step_s"] = spread_of(whole, [step["step_s"] for step in steps])
     for share, part in (("exposed_share", "exposed_comm_s"), ("idle_share", "idle_s")):
         if 0 <= figures[part] <= whole and whole > 0:  # otherwise the profile is inconsistent
-            found[share] = spread_of(figures[part] / whole, _ratios(steps, lambda s, p=part: (s[p], s["step_s"])))
+            spreads[share] = spread_of(figures[part] / whole, _ratios(steps, lambda s, p=part: (s[p], s["step_s"])))
     if figures["overlap"] is not None:
         hidden = _ratios(steps, lambda s: (s["overlapped_comm_s"], s["comm_s"]))
-        found["overlap"] = spread_of(figures["overlap"], hidden)
+        spreads["overlap"] = spread_of(figures["overlap"], hidden)
     for key, figure in figures["memory"].items():
-        found[key] = spread_of(figure, [_bytes(r["verified"]["memory"], key) for r in ranks])
-    return msgspec.to_builtins(found)
+        spreads[key] = spread_of(figure, [_bytes(r["verified"]["memory"], key) for r in ranks])
+    return msgspec.to_builtins(spreads)
 
 
 def _ratios(steps: Sequence[Json], parts: Callable[[Json], tuple[float, float]]) -> list[float]:
@@ -394,8 +394,8 @@ def _worst(loads: Sequence[Json | None]) -> MachineLoad | None:
             hosts.setdefault(str((load or {})["host"]), []).append(msgspec.convert(load, CpuUse))
         except (KeyError, msgspec.ValidationError):
             return None
-    found = [judge_machine(host, uses) for host, uses in hosts.items()]
-    known = [load for load in found if load.taken_share is not None]
+    judgements = [judge_machine(host, uses) for host, uses in hosts.items()]
+    known = [load for load in judgements if load.taken_share is not None]
     return max(known, key=lambda load: load.taken_share or 0.0) if known else None
 
 

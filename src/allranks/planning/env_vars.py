@@ -54,27 +54,27 @@ def nccl_var(name: str, value: str | None, reason: str, risk: str) -> EnvVar:
 
 def env_warnings(env: Mapping[str, str], where: str = "cluster.env.") -> list[str]:
     """Return one sentence per variable or harmful value: what is wrong with it, and what works instead."""
-    found = []
+    warnings = []
     for name in env:
         mistake = UNREAD_VARIABLES.get(name)
         if mistake:
-            found.append(f"{where}{name}: {mistake.why}; instead: {mistake.instead}")
+            warnings.append(f"{where}{name}: {mistake.why}; instead: {mistake.instead}")
         elif name.startswith("NCCL_") and not is_known_variable(name) and (near := nearest_variable(name)):
-            found.append(f"{where}{name}: NCCL is not known to read this name{suggest(near)}")
+            warnings.append(f"{where}{name}: NCCL is not known to read this name{suggest(near)}")
     gloo = env.get("GLOO_SOCKET_IFNAME", "")
     if gloo.startswith(("^", "=")):
-        found.append(
+        warnings.append(
             f"{where}GLOO_SOCKET_IFNAME is {gloo!r}, but Gloo only accepts exact names ('^' and '=' are NCCL's "
             "syntax): remove the line; allranks then determines the interface on each node"
         )
     if env.get("NCCL_P2P_DISABLE") == "1":
-        found.append(
+        warnings.append(
             f"{where}NCCL_P2P_DISABLE=1 is slow on nodes with NVLink; "
             "`allranks doctor SPEC --collectives` tests whether peer-to-peer works"
         )
     if env.get("NCCL_IB_GID_INDEX", "-1") not in ("-1", ""):
-        found.append(f"{where}NCCL_IB_GID_INDEX: the right index differs between nodes; NCCL chooses it since 2.21")
-    return found
+        warnings.append(f"{where}NCCL_IB_GID_INDEX: the right index differs between nodes; NCCL chooses it since 2.21")
+    return warnings
 
 
 class UnreadVariable(msgspec.Struct, frozen=True):

@@ -288,8 +288,8 @@ def nccl_interface(job: NetworkJob, node: NodeFacts | None = None) -> EnvVar:
     name = "NCCL_SOCKET_IFNAME"
     if job.interface:
         said = "cluster.rendezvous.interface ('=' means exactly this name)"
-        found = nccl_var(name, f"={job.interface}", said, _NCCL_RISK)
-        return msgspec.structs.replace(found, source="spec", documentation=INTERFACE_DOCS)
+        variable = nccl_var(name, f"={job.interface}", said, _NCCL_RISK)
+        return msgspec.structs.replace(variable, source="spec", documentation=INTERFACE_DOCS)
     if job.nodes == 1:
         why = (
             "one node: NCCL would listen for its bootstrap on an external interface, where other machines can connect; "
@@ -387,15 +387,15 @@ def _nvlink_coverage(topology: Topology | None) -> str:
 
 def provisional_policy(job: NetworkJob) -> list[EnvVar]:
     """Return what can be decided before the nodes report their facts: for ``plan``."""
-    found = [gloo_interface(job), *([nccl_interface(job)] if job.device == "cuda" else [])]
+    variables = [gloo_interface(job), *([nccl_interface(job)] if job.device == "cuda" else [])]
     if job.nodes > 1 and not job.interface:
-        found = [defer_to_nodes(item) for item in found]
+        variables = [defer_to_nodes(item) for item in variables]
     if not job.nccl:
-        return found
+        return variables
     stale = "a fixed value becomes wrong: names and order differ between nodes"
     if job.nodes > 1:
         fall = "NCCL falls back to sockets silently; allranks compares its log afterwards"
-        found += [
+        variables += [
             defer_to_nodes(nccl_var("NCCL_NET", None, "RDMA if all nodes have it, otherwise sockets", fall)),
             defer_to_nodes(nccl_var("NCCL_IB_HCA", None, "set only to exclude ports of other networks", stale)),
             defer_to_nodes(
@@ -403,7 +403,7 @@ def provisional_policy(job: NetworkJob) -> list[EnvVar]:
             ),
         ]
     p2p = nccl_var("NCCL_P2P_DISABLE", None, f"only on evidence; {P2P_TEST_HINT}", P2P_ON_RISK)
-    return [*found, defer_to_nodes(p2p), *gpu_defaults(), nccl_debug()]
+    return [*variables, defer_to_nodes(p2p), *gpu_defaults(), nccl_debug()]
 
 
 def defer_to_nodes(item: EnvVar) -> EnvVar:

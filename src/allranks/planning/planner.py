@@ -54,11 +54,11 @@ def choose_device(spec: RunSpec, facts: MachineFacts) -> DeviceChoice:
             f"cluster.device is cuda, but {facts.host} has no GPU that this process may use (nvidia-smi -L; AMD: "
             "/dev/kfd, /dev/dri); set cluster.device: auto to run on the CPU"
         )
-    found = _slurm(spec, facts) if launcher.uses_slurm else _machine(spec, facts)
+    gpus = _slurm(spec, facts) if launcher.uses_slurm else _machine(spec, facts)
     if spec.cluster.device == "auto":
-        return found
+        return gpus
     return DeviceChoice(
-        device=spec.cluster.device, source=REQUESTED, reason=f"cluster.device: {spec.cluster.device}", gpus=found.gpus
+        device=spec.cluster.device, source=REQUESTED, reason=f"cluster.device: {spec.cluster.device}", gpus=gpus.gpus
     )
 
 
@@ -79,11 +79,11 @@ def _machine(spec: RunSpec, facts: MachineFacts) -> DeviceChoice:
 
 def _slurm(spec: RunSpec, facts: MachineFacts) -> DeviceChoice:
     cluster, there = spec.cluster, facts.partition_gpus
-    asked = gpus_requested(cluster)
-    if asked is not None:
-        device = "cpu" if asked.per_node == 0 else "cuda"
-        gpus = there if asked.per_node is None else asked.per_node
-        return DeviceChoice(device=device, source=REQUESTED, reason=asked.option, gpus=gpus)
+    requested = gpus_requested(cluster)
+    if requested is not None:
+        device = "cpu" if requested.per_node == 0 else "cuda"
+        gpus = there if requested.per_node is None else requested.per_node
+        return DeviceChoice(device=device, source=REQUESTED, reason=requested.option, gpus=gpus)
     name = partition_requested(cluster) or facts.partition
     where = f"the partition {name}" if name else "the default partition"
     if there is None:
@@ -368,20 +368,20 @@ def limits_of(spec: RunSpec) -> Limits | None:
     Raises:
         SpecError: collectives would time out earlier.
     """
-    asked, timeout = spec.observe.hang_s, spec.cluster.timeout_s
+    hang_s, timeout = spec.observe.hang_s, spec.cluster.timeout_s
     if spec.script is not None:  # it sets the timeout of its collectives itself
-        if isinstance(asked, str):
+        if isinstance(hang_s, str):
             return Limits(step_s=SCRIPT_S, long_s=SCRIPT_BUSY_S)
-        return None if asked is None else Limits(step_s=asked, long_s=SCRIPT_BUSY_FACTOR * asked)
-    if asked == "auto":
+        return None if hang_s is None else Limits(step_s=hang_s, long_s=SCRIPT_BUSY_FACTOR * hang_s)
+    if hang_s == "auto":
         if timeout < SHORTEST_TIMEOUT_S:
             return None
-        asked = min(AUTO_MOST_S, AUTO_SHARE * timeout)
-    if asked is None:
+        hang_s = min(AUTO_MOST_S, AUTO_SHARE * timeout)
+    if hang_s is None:
         return None
-    if asked >= timeout:
+    if hang_s >= timeout:
         raise SpecError(
-            f"observe.hang_s is {asked:g}, but collectives time out after {timeout} s (cluster.timeout_s), which would "
+            f"observe.hang_s is {hang_s:g}, but collectives time out after {timeout} s (cluster.timeout_s), which would "
             "end the ranks before they could be inspected; reduce it, or increase cluster.timeout_s"
         )
-    return Limits(step_s=asked, long_s=max(asked, timeout - max(ROOM_SHARE * timeout, ROOM_S)))
+    return Limits(step_s=hang_s, long_s=max(hang_s, timeout - max(ROOM_SHARE * timeout, ROOM_S)))

@@ -263,10 +263,10 @@ class RdmaGid(msgspec.Struct, frozen=True, kw_only=True):
     def address(self) -> ipaddress.IPv6Address | None:
         """Return the address, or None if it is zero or invalid."""
         try:
-            found = ipaddress.IPv6Address(self.gid)
+            parsed = ipaddress.IPv6Address(self.gid)
         except ValueError:
             return None
-        return found if int(found) & 0xFFFF_FFFF_FFFF_FFFF else None
+        return parsed if int(parsed) & 0xFFFF_FFFF_FFFF_FFFF else None
 
     @property
     def ipv4(self) -> ipaddress.IPv4Address | None:
@@ -276,8 +276,8 @@ class RdmaGid(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_routable(self) -> bool:
         """Return whether it is not link-local, so that another network segment can reach it."""
-        found = self.address
-        return found is not None and not found.is_link_local and not (self.ipv4 and self.ipv4.is_link_local)
+        address = self.address
+        return address is not None and not address.is_link_local and not (self.ipv4 and self.ipv4.is_link_local)
 
 
 class RdmaPort(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,15 +21,15 @@ _TIME_LIMIT = r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d+){0,2})"
 
 def parse_time_limit(text: str) -> int | None:
     """Convert ``90`` (minutes), ``90:00``, ``1:30:00``, ``2-0``, ``2-1:30`` or ``2-1:30:00`` to seconds; else None."""
-    found = re.fullmatch(_TIME_LIMIT, text.strip())
-    if found is None:
+    match = re.fullmatch(_TIME_LIMIT, text.strip())
+    if match is None:
         return None
-    parts = [int(part) for part in found["parts"].split(":")]
-    if found["days"] is not None:  # days-hours[:minutes[:seconds]]
+    parts = [int(part) for part in match["parts"].split(":")]
+    if match["days"] is not None:  # days-hours[:minutes[:seconds]]
         hours, minutes, seconds = [*parts, 0, 0][:3]
     else:  # minutes[:seconds], or hours:minutes:seconds
         hours, minutes, seconds = parts if len(parts) == 3 else [0, *parts, 0][:3]
-    return ((int(found["days"] or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+    return ((int(match["days"] or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 _SHORT = {"-G": "gpus", "-p": "partition", "-N": "nodes", "-n": "ntasks", "-a": "array"}
@@ -60,16 +60,16 @@ class GpuRequest(msgspec.Struct, frozen=True, kw_only=True):
 def gpus_requested(cluster: ClusterSpec) -> GpuRequest | None:
     """Return the GPUs that the spec requests from Slurm; None if it requests none."""
     slurm, extra = cluster.slurm, _options(cluster.slurm.extra)
-    asked: dict[str, tuple[str, str]] = {}
+    requests: dict[str, tuple[str, str]] = {}
     if slurm.gpus_per_node:
-        asked["gpus-per-node"] = (str(slurm.gpus_per_node), f"cluster.slurm.gpus_per_node: {slurm.gpus_per_node}")
+        requests["gpus-per-node"] = (str(slurm.gpus_per_node), f"cluster.slurm.gpus_per_node: {slurm.gpus_per_node}")
     if slurm.gres:
-        asked["gres"] = (slurm.gres, f"cluster.slurm.gres: {slurm.gres}")
+        requests["gres"] = (slurm.gres, f"cluster.slurm.gres: {slurm.gres}")
     for name in _GPU_OPTIONS:
         if name in extra:
-            asked[name] = (extra[name], f"cluster.slurm.extra: --{name}={extra[name]}")
+            requests[name] = (extra[name], f"cluster.slurm.extra: --{name}={extra[name]}")
     for name in _GPU_OPTIONS:
-        value, option = asked.get(name, ("", ""))
+        value, option = requests.get(name, ("", ""))
         if value and (name != "gres" or re.search(rf"(?:^|,)(?:gres[/:])?gpu\b|{_SHARED}", value)):
             return GpuRequest(per_node=_per_node(name, value, cluster.nodes), option=option)
     return None
@@ -77,8 +77,8 @@ def gpus_requested(cluster: ClusterSpec) -> GpuRequest | None:
 
 def parse_mem(text: str) -> int | None:
     """Return the bytes of sbatch's ``--mem``; None for 0 (the full node) and for invalid values."""
-    found = re.fullmatch(_MEMORY, text.strip())
-    return int(float(found[1]) * _MEMORY_UNITS[found[2].upper()]) or None if found else None
+    match = re.fullmatch(_MEMORY, text.strip())
+    return int(float(match[1]) * _MEMORY_UNITS[match[2].upper()]) or None if match else None
 
 
 def require_consistent(cluster: ClusterSpec) -> None:
@@ -119,15 +119,15 @@ def _per_node(name: str, value: str, nodes: int) -> int | None:
 
 def _options(lines: Iterable[str]) -> dict[str, str]:
     """Return options of sbatch by long name; the last one wins, as in sbatch."""
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for line in lines:
         word = line.removeprefix("#SBATCH").strip()
         if word[:2] in _SHORT and not word.startswith("--"):
-            found[_SHORT[word[:2]]] = word[2:].strip().removeprefix("=")
+            options[_SHORT[word[:2]]] = word[2:].strip().removeprefix("=")
             continue
         name, _, value = word.removeprefix("--").partition("=")
-        found[name.strip()] = value.strip()
-    return found
+        options[name.strip()] = value.strip()
+    return options
 
 
 def gpu_count(gres: str | None) -> int:

@@ -59,14 +59,14 @@ def untrusted_reason(entry: Path) -> str | None:
     here. Trusted are this user, root, the owner of the cache folder, and the members of its group if only the group can
     write to the folder. Entries that are symbolic links are not followed.
     """
-    folder, found = entry.parent.stat(), entry.lstat()
-    if stat.S_ISLNK(found.st_mode):
+    folder, entry_stat = entry.parent.stat(), entry.lstat()
+    if stat.S_ISLNK(entry_stat.st_mode):
         return "it is a symbolic link"
     trusted = {os.geteuid(), 0, folder.st_uid}
     open_to_all = bool(folder.st_mode & stat.S_IWOTH)
-    if found.st_uid not in trusted and open_to_all:
-        return f"it belongs to user {user_name(found.st_uid)}, and everybody can write to {entry.parent}"
-    if found.st_mode & stat.S_IWOTH:
+    if entry_stat.st_uid not in trusted and open_to_all:
+        return f"it belongs to user {user_name(entry_stat.st_uid)}, and everybody can write to {entry.parent}"
+    if entry_stat.st_mode & stat.S_IWOTH:
         return "everybody can write to it"
     for path in entry.rglob("*"):
         inside = path.lstat()
@@ -122,8 +122,8 @@ def newest_checkpoint(run: RunDir, *, repair: bool = True, full: bool = False) -
 
 def best_checkpoint_step(run: RunDir) -> int | None:
     """Return the step of the checkpoint with the lowest held-out loss, the earliest of equal ones, or None."""
-    found = {step: read_record(run.checkpoint(step) / MANIFEST).get("eval_loss") for step in run.checkpoint_steps()}
-    losses = {s: float(v) for s, v in found.items() if isinstance(v, (int, float)) and math.isfinite(v)}
+    recorded = {step: read_record(run.checkpoint(step) / MANIFEST).get("eval_loss") for step in run.checkpoint_steps()}
+    losses = {s: float(v) for s, v in recorded.items() if isinstance(v, (int, float)) and math.isfinite(v)}
     return min(losses, key=lambda step: (losses[step], step)) if losses else None
 
 
@@ -167,10 +167,10 @@ def checkpoint_problem(folder: Path, step: int) -> str | None:
 
 def read_manifest(run: RunDir, step: int) -> dict[str, Any]:
     """Return the manifest of a checkpoint."""
-    found = read_json(run.checkpoint(step) / MANIFEST)
-    if not isinstance(found, dict):
+    manifest = read_json(run.checkpoint(step) / MANIFEST)
+    if not isinstance(manifest, dict):
         raise CheckpointError(f"{run.checkpoint(step)}: the manifest is missing or unreadable")
-    return found
+    return manifest
 
 
 def restore_replaced(run: RunDir) -> None:

@@ -210,14 +210,14 @@ class ProgressReporter:
         """Record one report; see `allranks.report`."""
         if self._log is None or os.getpid() != self._owner:
             return
-        found = {
+        event = {
             "step": self._checked("step", step, _count),
             "loss": self._checked("loss", loss, float),
             "tokens": self._checked("tokens", tokens, _count),
         }
         heartbeat.beat()
         with self._lock:
-            known = {name: value for name, value in found.items() if value is not None}
+            known = {name: value for name, value in event.items() if value is not None}
             if "tokens" in known:
                 known["tokens"] += self._pending.get("tokens", 0)
             self._pending |= known

@@ -130,8 +130,8 @@ def read_json(path: Path) -> Any:
 
 def read_record(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file; empty if `read_json` returns nothing or something else."""
-    found = read_json(path)
-    return found if isinstance(found, dict) else {}
+    record = read_json(path)
+    return record if isinstance(record, dict) else {}
 
 
 def schema_version_of(record: Mapping[str, Any]) -> Any:

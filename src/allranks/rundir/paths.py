@@ -165,12 +165,12 @@ class RunDir(Struct, frozen=True):
 
     def rank_logs(self, attempt: int) -> dict[int, Path]:
         """Return the log file of each rank in an attempt."""
-        found = {}
+        logs = {}
         for path in self.logs_of(attempt).glob("*.rank*.log"):
             number = path.name.rsplit(".rank", 1)[1].removesuffix(".log")
             if number.isdigit():
-                found[int(number)] = path
-        return dict(sorted(found.items()))
+                logs[int(number)] = path
+        return dict(sorted(logs.items()))
 
 
 def _numbered(folder: Path, pattern: str) -> list[int]:
@@ -317,7 +317,7 @@ def find_run(name: str, run_root: str | Path = "runs") -> RunDir:
 
 def status_of(run: RunDir, *, alive: bool) -> str:
     """Return ``running``, the final status, or ``unfinished`` if the process that followed it was killed."""
-    told = read_record(run.metrics).get("status")
+    status = read_record(run.metrics).get("status")
     if alive:
         return "running"
-    return "unfinished" if told in (None, "running") else str(told)
+    return "unfinished" if status in (None, "running") else str(status)

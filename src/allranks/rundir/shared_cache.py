@@ -98,7 +98,7 @@ def _get_or_build(folder: Path, key: str, build: Callable[[Path], None], log: Lo
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _refusal(folder, "cannot be created", error) from None
-    entry, how = folder / key, "found"
+    entry, origin = folder / key, "found"
     while True:
         if _exists(entry):
             if (why := untrusted_reason(entry)) is not None:
@@ -108,22 +108,22 @@ def _get_or_build(folder: Path, key: str, build: Callable[[Path], None], log: Lo
                 )
             problem = find_damage(entry)
             if problem is None:
-                return entry, how
+                return entry, origin
             if unreadable := _unreadable(entry):
                 raise _Closed(f"{entry}: {unreadable} cannot be read by {_me()}: {owner_of(unreadable)}")
             log(f"cache entry {entry} is damaged ({problem}); rebuilding it")
             _set_aside(entry)
-            how = "rebuilt"
+            origin = "rebuilt"
         claim = folder / f"{key}.claim"
         if _claim(claim):
             try:
                 if not _exists(entry):
                     _build(folder, key, build, claim)
-                    how = "rebuilt" if how == "rebuilt" else "built"
+                    origin = "rebuilt" if origin == "rebuilt" else "built"
             finally:
                 _release(claim)
             continue
-        how = "waited" if how == "found" else how
+        origin = "waited" if origin == "found" else origin
         _wait(entry, claim, deadline, log)
 
 
@@ -311,14 +311,14 @@ def _take_over(claim: Path, beat: Any, log: Log) -> None:
         return
     except OSError as error:
         raise _refusal(claim, "its builder has died, and it cannot be removed", error) from None
-    found = read_json(grave)
-    if isinstance(found, dict) and found.get("beat") != beat:
+    record = read_json(grave)
+    if isinstance(record, dict) and record.get("beat") != beat:
         # Another process claimed the entry between the check and the rename: restore its claim, unless there is a new
         # one.
         with suppress(OSError):
             os.link(grave, claim)
     else:
-        log(f"the process that was preparing the data ({_who(found)}) has died; this process takes over")
+        log(f"the process that was preparing the data ({_who(record)}) has died; this process takes over")
     with suppress(OSError):
         grave.unlink(missing_ok=True)
 

@@ -242,13 +242,13 @@ def instruction_rows(draw: PortableRandom) -> Iterator[Row]:
 
     No question comes twice, not even with another ending, so that a held-out row is a new one.
     """
-    asked: set[str] = set()
+    questions: set[str] = set()
     while True:
         for name in draw.shuffled(tuple(FAMILIES)):
             for _ in range(50):
                 question, answer = FAMILIES[name](draw)
-                if question not in asked:
-                    asked.add(question)
+                if question not in questions:
+                    questions.add(question)
                     instruction, _, given = question.partition("|")
                     if instruction[-1] in ".?" and "yes or no" not in instruction.lower() and draw.chance(0.5):
                         instruction += draw.pick(texts_of("instructions")["endings"])

@@ -104,10 +104,10 @@ def fitting_template(data: DataSpec, columns: Columns, rows: Sequence[Row], *, c
         DataError: none fits; the message lists the columns and what to set.
     """
     merged = merged_row(rows)
-    found = _fitting(data, columns, rows[0], classifier=classifier)
-    if found is None and merged.keys() != rows[0].keys():
-        found = _fitting(data, columns, merged, classifier=classifier)
-    if found is None:
+    template = _fitting(data, columns, rows[0], classifier=classifier)
+    if template is None and merged.keys() != rows[0].keys():
+        template = _fitting(data, columns, merged, classifier=classifier)
+    if template is None:
         known = sorted({role for roles in ROLES.values() for role in roles})
         if unknown := [key for key in columns if key not in known]:
             hint = did_you_mean(unknown[0], known)
@@ -121,7 +121,7 @@ def fitting_template(data: DataSpec, columns: Columns, rows: Sequence[Row], *, c
                 f"Jinja file as data.template. The templates and their columns:\n{needs}"
             )
         )
-    return found
+    return template
 
 
 class NoTemplateFits(DataError):
@@ -149,10 +149,10 @@ def _fitting(data: DataSpec, columns: Columns, first: Row, *, classifier: bool) 
         ("classification", classifier and has("label"), ("text", "label")),
         ("text", has("text"), ("text",)),
     ]
-    found = next(((name, roles) for name, fits, roles in fitting if fits), None)
-    if found is None:
+    match = next(((name, roles) for name, fits, roles in fitting if fits), None)
+    if match is None:
         return None
-    template, roles = found
+    template, roles = match
     if template == "text" and has("label"):
         raise DataError(
             f"data.source {data.source}: has a label column, which a language model does not learn; {ENCODER_NEEDED}. "

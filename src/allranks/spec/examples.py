@@ -30,13 +30,13 @@ FOLDERS = ("", "clusters/")
 def example_files() -> dict[str, Traversable]:
     """Return the examples by name, those of this machine first."""
     root = resources.files("allranks") / "examples"
-    found: dict[str, Traversable] = {}
+    by_name: dict[str, Traversable] = {}
     for folder in FOLDERS:
         files = (root / folder if folder else root).iterdir()
         for file in sorted(files, key=lambda file: file.name):
             if file.name.endswith(".yaml"):
-                found[f"{folder}{file.name.removesuffix('.yaml')}"] = file
-    return found
+                by_name[f"{folder}{file.name.removesuffix('.yaml')}"] = file
+    return by_name
 
 
 def example_key(name: str) -> str:

@@ -160,13 +160,13 @@ def require_architecture(config: Mapping[str, Any], spec: RunSpec, where: str, *
     wanted = spec.adapter.targets
     wrong = [] if wanted is None else [name for name in wanted if name.rsplit(".", 1)[-1] in limit.refused]
     if wanted is None or wrong:
-        asked = (
+        settings = (
             "adapter.targets null adapts every linear layer"
             if wanted is None
             else f"adapter.targets names {', '.join(wrong)}"
         )
         raise SpecError(
-            f"{asked}, which does not work for {where} ({kind}): {limit.why}; set adapter.targets: "
+            f"{settings}, which does not work for {where} ({kind}): {limit.why}; set adapter.targets: "
             f"[{', '.join(limit.works)}]"
         )
 
@@ -280,15 +280,15 @@ def mlp_shape(name: str, config: dict[str, Any]) -> MlpShape:
     Raises:
         SpecError: the name is malformed, a setting is unknown, or a size is invalid.
     """
-    found = _NAME.fullmatch(name)
-    if not found or 0 in (int(found[1]), int(found[2])):
+    match = _NAME.fullmatch(name)
+    if not match or 0 in (int(match[1]), int(match[2])):
         raise SpecError(f"model.name {name}: write mlp:<width>x<layers>, such as mlp:4096x6")
     known = ("shape", "expansion")
     for key in config:
         if key not in known:
             raise SpecError(f"model.config.{key}: unknown setting of {name} (known: {', '.join(known)})")
     try:
-        shape = msgspec.convert({"width": int(found[1]), "layers": int(found[2]), **config}, MlpShape)
+        shape = msgspec.convert({"width": int(match[1]), "layers": int(match[2]), **config}, MlpShape)
     except msgspec.ValidationError as error:
         raise SpecError(f"model.config: {error}") from None
     if shape.expansion < 1:

@@ -94,15 +94,15 @@ def fields_of(record: type[Record]) -> dict[str, msgspec.structs.FieldInfo]:
 @cache
 def descriptions() -> dict[tuple[str, str], str]:
     """Return the text below each record field, by record and field. Python drops it, so the source is parsed."""
-    found = {}
+    texts = {}
     for record in ast.parse(Path(records.__file__).read_text("utf-8")).body:
         if not isinstance(record, ast.ClassDef):
             continue
         for field, text in pairwise(record.body):
             match field, text:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
-                    found[record.name, name] = " ".join(words.split())
-    return found
+                    texts[record.name, name] = " ".join(words.split())
+    return texts
 
 
 def record_class(annotation: Any) -> type[Record] | None:
@@ -110,9 +110,9 @@ def record_class(annotation: Any) -> type[Record] | None:
     if isinstance(annotation, type) and issubclass(annotation, Record):
         return annotation
     for part in typing.get_args(annotation):
-        found = record_class(part)
-        if found is not None:
-            return found
+        record = record_class(part)
+        if record is not None:
+            return record
     return None
 
 
@@ -235,19 +235,19 @@ def column_warnings(spec: RunSpec) -> list[str]:
     if spec.data is None:
         return []
     columns = {role: [names] if isinstance(names, str) else names for role, names in spec.data.columns.items()}
-    found = []
+    warnings = []
     for question, reply in (("instruction", "output"), ("prompt", "response"), ("prompt", "completion")):
         if {reply} & set(columns.get(question, [])) and {question} & set(columns.get(reply, [])):
-            found.append(
+            warnings.append(
                 f"data.columns: {question} and {reply} look swapped: the model would learn to write the question"
             )
     for target in ("output", "response", "completion", "label"):
         for role, names in columns.items():
             if role != target and (shared := [name for name in names if name in columns.get(target, [])]):
-                found.append(
+                warnings.append(
                     f"data.columns: {role} and {target} both read {', '.join(shared)}: the input contains the answer"
                 )
-    return found
+    return warnings
 
 
 def training_warnings(spec: RunSpec, max_steps: int | None) -> list[str]:
@@ -255,26 +255,26 @@ def training_warnings(spec: RunSpec, max_steps: int | None) -> list[str]:
     if spec.script is not None or spec.data is None:
         return []
     train, saves = spec.train, spec.checkpoint
-    model, found = spec.model, column_warnings(spec)
+    model, warnings = spec.model, column_warnings(spec)
     if model is not None and model.config and not model.name.startswith("tiny:") and not is_mlp(model.name):
         ignored = (
             f"model.config is ignored ({', '.join(model.config)}): it is only for tiny: and mlp: models, and "
             f"{model.name} has its own config.json; remove it, or change that file"
         )
-        found = [ignored, *found]
+        warnings = [ignored, *warnings]
     if spec.eval.source is None and spec.data.eval_fraction > 0.5:
-        found.append(f"data.eval_fraction: only {1 - spec.data.eval_fraction:.0%} of the rows are trained")
+        warnings.append(f"data.eval_fraction: only {1 - spec.data.eval_fraction:.0%} of the rows are trained")
     if max_steps == 0:
-        return found
+        return warnings
     if train.lr >= HIGH_LR:
-        found.append(f"train.lr is {train.lr:g}, which makes AdamW diverge; usual values are 1e-6 to 1e-2")
+        warnings.append(f"train.lr is {train.lr:g}, which makes AdamW diverge; usual values are 1e-6 to 1e-2")
     if max_steps is not None and (text := warmup_warning(train, max_steps)):
-        found.append(text)
+        warnings.append(text)
     if saves.mode != "none" and not saves.at_end and _never(saves.every, max_steps):
-        found.append("checkpoint: nothing will be saved, because at_end is false and every is not reached")
+        warnings.append("checkpoint: nothing will be saved, because at_end is false and every is not reached")
     if spec.eval.source and not spec.eval.at_end and _never(spec.eval.every, max_steps):
-        found.append("eval: eval.source will not be used, because at_end is false and every is not reached")
-    return found
+        warnings.append("eval: eval.source will not be used, because at_end is false and every is not reached")
+    return warnings
 
 
 HIGH_LR = 1.0
@@ -324,15 +324,15 @@ def profile_warnings(spec: RunSpec, world_size: int, max_steps: int | None) -> l
         return []
     if spec.script is not None:
         return ["observe.profile: your own script is not profiled, because it has its own loop"]
-    found = []
+    warnings = []
     if max_steps is not None and (short := window_warning(wanted, max_steps)):
-        found.append(short)
+        warnings.append(short)
     absent = sorted(rank for rank in wanted.ranks or [] if rank >= world_size)
     if absent:
-        found.append(
+        warnings.append(
             f"observe.profile.ranks names {', '.join(map(str, absent))}, but the ranks are 0 to {world_size - 1}"
         )
-    return found
+    return warnings
 
 
 def is_container(wanted: str | None) -> bool:

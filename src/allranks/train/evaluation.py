@@ -144,27 +144,27 @@ def sample_answers(
     # nearly all reference answers are one short line, so that equality is a fair test
     short = sum(len(q["answer"]) <= CHECKABLE_CHARS and "\n" not in q["answer"].strip() for q in questions)
     check = bool(questions) and short >= 0.95 * len(questions)
-    asked = questions if check else questions[:samples]
-    longest = max((len(tokenizer(q["answer"], add_special_tokens=False)["input_ids"]) for q in asked), default=0)
+    shown = questions if check else questions[:samples]
+    longest = max((len(tokenizer(q["answer"], add_special_tokens=False)["input_ids"]) for q in shown), default=0)
     limit = min(SAMPLE_TOKENS, longest + 4)
-    mine = asked[world.rank :: world.size]
+    mine = shown[world.rank :: world.size]
     replies: list[str] = []
-    for start in range(0, math.ceil(len(asked) / world.size), BATCH):
+    for start in range(0, math.ceil(len(shown) / world.size), BATCH):
         part = mine[start : start + BATCH]
         if part or lockstep:
-            prompts = [question["prompt"] for question in part or asked[:1]]
+            prompts = [question["prompt"] for question in part or shown[:1]]
             added = generate_replies(model, tokenizer, prompts, limit, world.device, lockstep=lockstep)
             replies += tokenizer.batch_decode(added[: len(part)], skip_special_tokens=True)
     gathered: list[Any] = [None] * world.size
     dist.all_gather_object(gathered, replies, group=world.control)
-    ordered = [gathered[i % world.size][i // world.size] for i in range(len(asked))]
-    right = [reply.strip() == q["answer"].strip() for reply, q in zip(ordered, asked, strict=True)]
+    ordered = [gathered[i % world.size][i // world.size] for i in range(len(shown))]
+    right = [reply.strip() == q["answer"].strip() for reply, q in zip(ordered, shown, strict=True)]
     return SampleAnswers(
-        exact_match=sum(right) / len(asked) if check else None,
-        checked=len(asked) if check else 0,
+        exact_match=sum(right) / len(shown) if check else None,
+        checked=len(shown) if check else 0,
         samples=[
             {"prompt": q["prompt"], "expected": q["answer"], "reply": reply, "right": check and equal}
-            for q, reply, equal in list(zip(asked, ordered, right, strict=True))[:samples]
+            for q, reply, equal in list(zip(shown, ordered, right, strict=True))[:samples]
         ],
     )
 

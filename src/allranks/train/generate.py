@@ -133,8 +133,8 @@ def _classes(order: Order, model: Any, tokenizer: Any, prompt: str) -> dict[str,
     with torch.no_grad():
         logits = model(input_ids=ids["input_ids"], attention_mask=ids["attention_mask"]).logits
     shares = logits.float().softmax(-1)[0].tolist()
-    found = {label: shares[number] for label, number in order.labels.items()}
-    return {"labels": dict(sorted(found.items(), key=lambda item: -item[1]))}
+    shares_by_label = {label: shares[number] for label, number in order.labels.items()}
+    return {"labels": dict(sorted(shares_by_label.items(), key=lambda item: -item[1]))}
 
 
 def main() -> int:

@@ -139,16 +139,16 @@ def _shown(built: AssembledData, example: Example, row: EncodedRow, part: int, p
 
 def _segments(tokenizer: Any, ids: Sequence[int], mask: Sequence[int]) -> list[Segment]:
     """Return the text of each run of equal mask, cut from longer decoded text: many decoders drop a leading blank."""
-    found: list[Segment] = []
+    segments: list[Segment] = []
     start = 0
     marks = [0, *mask[1:]]  # the first token has no predecessor, so it is never a target
     for end in range(1, len(ids) + 1):
         if end == len(ids) or marks[end] != marks[start]:
             before, upto = _decoded(tokenizer, ids[:start]), _decoded(tokenizer, ids[:end])
             text = upto[len(before) :] if upto.startswith(before) else _decoded(tokenizer, ids[start:end])
-            found.append(Segment(text, bool(marks[start])))
+            segments.append(Segment(text, bool(marks[start])))
             start = end
-    return found
+    return segments
 
 
 def _decoded(tokenizer: Any, ids: Sequence[int]) -> str:
@@ -161,8 +161,8 @@ def main() -> None:
     os.dup2(2, 1)
     request = json.load(sys.stdin)
     try:
-        found = inspect(parse_spec(request["spec"]), classifier=request["classifier"], rows=request["rows"])
-        answer: Any = msgspec.to_builtins(found)
+        inspection = inspect(parse_spec(request["spec"]), classifier=request["classifier"], rows=request["rows"])
+        answer: Any = msgspec.to_builtins(inspection)
     except AllranksError as error:
         answer = {"error": str(error), "exit_code": error.exit_code}
     except ImportError as error:

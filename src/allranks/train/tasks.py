@@ -232,5 +232,5 @@ class MlpLoss(nn.Module):
 
     def each(self, batch: Any) -> torch.Tensor:
         """Return the mean squared error of each row, (B,) in float32."""
-        found = self.model(batch.inputs)
-        return (found.float() - batch.targets.float()).square().mean(dim=-1)
+        outputs = self.model(batch.inputs)
+        return (outputs.float() - batch.targets.float()).square().mean(dim=-1)

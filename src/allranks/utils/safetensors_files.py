@@ -68,7 +68,7 @@ def _of_index(index: Path) -> dict[str, StoredTensor]:
             files.setdefault(file, []).append(tensor)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise EnvironmentNotAble(f"{index}: is not an index of safetensors files; download it again") from None
-    found: dict[str, StoredTensor] = {}
+    stored: dict[str, StoredTensor] = {}
     for file, tensors in sorted(files.items()):
         if Path(file).name != file:
             raise EnvironmentNotAble(f"{index}: lists {file!r}, which is not a file beside it")
@@ -84,8 +84,8 @@ def _of_index(index: Path) -> dict[str, StoredTensor]:
             raise EnvironmentNotAble(
                 f"{path}: does not hold {_first_and_count(lost)}, which {index.name} lists for this file"
             )
-        found |= {t: inside[t] for t in tensors}
-    return found
+        stored |= {t: inside[t] for t in tensors}
+    return stored
 
 
 def _first_and_count(names: list[str]) -> str:

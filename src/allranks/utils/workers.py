@@ -59,8 +59,8 @@ def _feed(function: Callable, queue: deque, results: dict) -> None:
             results[number] = pickle.load(process.stdout)  # noqa: S301 - from this program
         except (EOFError, OSError, pickle.UnpicklingError):
             code = process.wait()
-            how = f"was killed by signal {-code}, possibly out of memory" if code < 0 else f"exited with code {code}"
-            results[number], process = ChildProcessError(f"the process that read it {how}"), None
+            manner = f"was killed by signal {-code}, possibly out of memory" if code < 0 else f"exited with code {code}"
+            results[number], process = ChildProcessError(f"the process that read it {manner}"), None
     if process is not None and process.stdin is not None:
         process.stdin.close()
         process.wait()

@@ -163,11 +163,11 @@ def _offsets(steps: dict[str, dict[int, float]], hosts: list[str]) -> tuple[dict
 
 def _note(offsets: dict[str, float], unknown: list[str]) -> str:
     first = next(iter(offsets), None)
-    told = [f"{h} {abs(o):.0f} s {'ahead of' if o > 0 else 'behind'} {first}" for h, o in offsets.items() if o]
+    shifts = [f"{h} {abs(o):.0f} s {'ahead of' if o > 0 else 'behind'} {first}" for h, o in offsets.items() if o]
     said = []
-    if told:
+    if shifts:
         said.append(
-            f"clocks differ ({', '.join(told[:6])}, from steps in both logs); the times here use the clock of {first}"
+            f"clocks differ ({', '.join(shifts[:6])}, from steps in both logs); the times here use the clock of {first}"
         )
     if unknown:
         named = ", ".join(unknown[:6]) + (", ..." if len(unknown) > 6 else "")
@@ -193,17 +193,17 @@ def build_timeline(case: DiagnosisCase, kept: Iterable[str] = ()) -> list[str]:
     timed.sort(key=lambda s: (s.time or 0.0, s.file, s.line))
     era = [s for s in timed if times_comparable(s.time or 0.0, timed[-1].time or 0.0)]
     seen: set[object] = set()
-    told: list[str] = []
+    shown: list[str] = []
     kinds: dict[str, int] = {}
     for signal in era:
         kind = "exception" if signal.owner == "event_error" else signal.owner  # in the log and in the events
         who, where = (kind, signal.rank, case.host_of(signal)), (signal.file, signal.line)
-        if who in seen or where in seen or kinds.get(kind, 0) >= 3 or len(told) >= MAX_TIMELINE_LINES:
+        if who in seen or where in seen or kinds.get(kind, 0) >= 3 or len(shown) >= MAX_TIMELINE_LINES:
             continue
         seen |= {who, where}
         kinds[kind] = kinds.get(kind, 0) + 1
-        told.append(_timeline_line(case, signal, titled=signal.owner in kept))
-    return told
+        shown.append(_timeline_line(case, signal, titled=signal.owner in kept))
+    return shown
 
 
 def _is_shown(signal: LogSignal) -> bool:

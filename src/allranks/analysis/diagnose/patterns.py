@@ -74,9 +74,9 @@ class Pattern:
         return match
 
 
-def weighted(weight: float, *found: str | Pattern) -> tuple[Pattern, ...]:
+def weighted(weight: float, *given: str | Pattern) -> tuple[Pattern, ...]:
     """Return patterns of one weight, except for those that have their own."""
-    patterns = tuple(Pattern(p) if isinstance(p, str) else p for p in found)
+    patterns = tuple(Pattern(p) if isinstance(p, str) else p for p in given)
     for pattern in patterns:
         pattern.weight = pattern.weight or weight
     return patterns
@@ -169,7 +169,7 @@ class _AnchorSearch:
             branches.append(words)
             starts.append(after)
             if self._i == len(self._tokens) or self._tokens[self._i][0] == ")":
-                return {k: v for found in branches for k, v in found.items()} if all(branches) else {}, min(starts)
+                return {k: v for branch in branches for k, v in branch.items()} if all(branches) else {}, min(starts)
             self._i += 1
 
     def _sequence(self, start: int, ends: bool) -> tuple[_Words, int]:
@@ -275,20 +275,20 @@ class LiteralPrefilter:
     def candidates(self, line: bytes) -> list[ScanRule]:
         """Return the rules whose anchors a line contains."""
         words = normalized(line)
-        found = set[int]()
+        hits = set[int]()
         for anchor in self._head.findall(words):
-            found |= self._heads[anchor]
+            hits |= self._heads[anchor]
         for anchor in self._tail.findall(words[::-1]):
-            found |= self._tails[anchor]
-        rules = (self.rules[i] for i in sorted(found))
+            hits |= self._tails[anchor]
+        rules = (self.rules[i] for i in sorted(hits))
         return [rule for rule in rules if any(anchor in words for anchor in rule.anchors)]
 
     def telling(self, text: bytes) -> set[int]:
         """Return indices of a text's lines that may contain an anchor. One search for all is faster than one each."""
         words = normalized(text)
         heads, tail = self._fast if len(text) >= FAST_BYTES else ((self._head,), self._tail)
-        places = [found.start() for head in heads for found in head.finditer(words)]
-        places += [len(text) - found.start() - 1 for found in tail.finditer(words[::-1])]
+        places = [match.start() for head in heads for match in head.finditer(words)]
+        places += [len(text) - match.start() - 1 for match in tail.finditer(words[::-1])]
         telling, line, counted = set[int](), 0, 0
         for place in sorted(places):
             line += text.count(b"\n", counted, place)

@@ -123,8 +123,8 @@ def class_of_text(text: str) -> str:
     from allranks.analysis.diagnose.scanner import Scanner
 
     scan = Scanner().scan(0, iter([(text.encode(), True)]))
-    found, _ = find_candidates(DiagnosisCase(["message"], [scan]))
-    return found[0].id if found else "application_error"
+    matches, _ = find_candidates(DiagnosisCase(["message"], [scan]))
+    return matches[0].id if matches else "application_error"
 
 
 def read_outcomes(paths: Sequence[Path]) -> list[tuple[str, int, str, RunFailure]]:

@@ -206,7 +206,7 @@ def _health(health: JobHealth, width: int, *, brief: bool) -> Iterator[str]:
         said.append("network " + ", ".join(health.network[:3]))
     if health.channels:
         said.append(f"{health.channels} channels")
-    said += [f"{name} {', '.join(found[:3])}" for name, found in health.versions.items()]
+    said += [f"{name} {', '.join(versions[:3])}" for name, versions in health.versions.items()]
     if not brief and health.progressed:
         said.append("training continued")
     if said:

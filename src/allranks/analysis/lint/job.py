@@ -53,15 +53,15 @@ OTHER_BATCH_SYSTEMS = lazy_regex(r"^#(?:PBS|COBALT|BSUB|PJM|OAR)\s", re.MULTILIN
 
 def count_gpus(per_node: str | None, gres: str | None) -> tuple[int | None, bool]:
     """Return the GPUs per node of ``--gpus-per-node`` or ``--gres``, and whether one of the two requests GPUs."""
-    asked = per_node
-    if asked is None:
+    values = per_node
+    if values is None:
         kinds = (gres or "").removeprefix("gres/").split(",")
-        asked = next((kind for kind in kinds if ACCELERATORS.match(kind)), None)
-    if asked is None:
+        values = next((kind for kind in kinds if ACCELERATORS.match(kind)), None)
+    if values is None:
         return None, False
-    digits = re.search(r"(?:^|:)(\d{1,6})(?:\(|,|$)", asked)
+    digits = re.search(r"(?:^|:)(\d{1,6})(?:\(|,|$)", values)
     return (
-        int(digits[1]) if digits else 1 if ACCELERATORS.fullmatch(asked) or ONE_OF_KIND.fullmatch(asked) else None
+        int(digits[1]) if digits else 1 if ACCELERATORS.fullmatch(values) or ONE_OF_KIND.fullmatch(values) else None
     ), True
 
 
@@ -205,12 +205,12 @@ class JobDescription:
         if self._nodes is not None:
             return self._nodes
         if self.kind == "environment":
-            told = [a.value for name in NODE_NAMES for a in self.set_values(name)]
-            return max((int(value) for value in told if value.isdecimal() and len(value) < 9), default=None)
-        asked = self.heads("nodes")
-        if asked and "nodes" in self.heading:
-            bounds = [int(n) for n in re.findall(r"\d{1,8}", asked)]
-            if bounds and re.fullmatch(r"[\d,:\-]+", asked):
+            assigned = [a.value for name in NODE_NAMES for a in self.set_values(name)]
+            return max((int(value) for value in assigned if value.isdecimal() and len(value) < 9), default=None)
+        directives = self.heads("nodes")
+        if directives and "nodes" in self.heading:
+            bounds = [int(n) for n in re.findall(r"\d{1,8}", directives)]
+            if bounds and re.fullmatch(r"[\d,:\-]+", directives):
                 return max(bounds)
             return None
         tasks, per_node = self.number(self.heads("ntasks")), self.number(self.heads("ntasks-per-node"))
@@ -252,8 +252,8 @@ class JobDescription:
 
     @cached_property
     def gpus_per_node(self) -> int | None:
-        found, known = count_gpus(self.heads("gpus-per-node"), self.heads("gres"))
-        return found if known else self._gpus_of_tasks()
+        count, known = count_gpus(self.heads("gpus-per-node"), self.heads("gres"))
+        return count if known else self._gpus_of_tasks()
 
     def _gpus_of_tasks(self) -> int | None:
         """Return the GPUs per node of ``--gpus-per-task``, or of ``--gpus`` if they are the same on every node."""
@@ -356,8 +356,8 @@ class JobDescription:
         return any(len(values) > 1 and any(STARTS.match(value) for value in values) for values in named)
 
     def srun_nodes(self, srun: ProgramCall) -> int | None:
-        asked = slurm_options(srun).get("nodes")
-        return self.number(asked.value) if asked else self.nodes
+        option = slurm_options(srun).get("nodes")
+        return self.number(option.value) if option else self.nodes
 
     def tasks_per_node(self, srun: ProgramCall) -> int | None:
         """Return the tasks per node that this srun starts; None if the file does not show it."""

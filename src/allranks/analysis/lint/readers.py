@@ -365,18 +365,18 @@ class _CommandReader:
         # Expansions happen as between double quotes, but " itself is an ordinary character.
         pieces: list[MappedText] = []
         i = 0
-        for found in EXPANDED_IN_DOCUMENT.finditer(body.text):
-            pieces.append(body.part(i, found.start()))
-            i = found.end()
-            inner = found[1] or found[2]
+        for match in EXPANDED_IN_DOCUMENT.finditer(body.text):
+            pieces.append(body.part(i, match.start()))
+            i = match.end()
+            inner = match[1] or match[2]
             name = VARIABLE.match(inner) if inner else None
             if name is None:
                 pieces.append(body.part(i - 1, i))
                 continue
-            line = body.text[body.text.rfind("\n", 0, found.start()) + 1 :]
+            line = body.text[body.text.rfind("\n", 0, match.start()) + 1 :]
             if not line.startswith("#") or line.startswith(("#SBATCH", "#PBS", "#BSUB")):
-                self._use(name[1], body.where(found.start()), inner[name.end() :])
-            pieces.append(self._value(inner, body.where(found.start())))
+                self._use(name[1], body.where(match.start()), inner[name.end() :])
+            pieces.append(self._value(inner, body.where(match.start())))
         return join_texts([*pieces, body.part(i, len(body.text))])
 
 

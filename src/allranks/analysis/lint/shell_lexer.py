@@ -250,7 +250,7 @@ class WordReader(ABC):
 
 def _without_tabs(body: MappedText) -> MappedText:
     """Return a here-document of ``<<-`` as the shell passes it on: without the tabs at the start of its lines."""
-    parts = [body.part(*found.span(1)) for found in re.finditer(r"\t*([^\n]*\n|[^\n]+)", body.text)]
+    parts = [body.part(*match.span(1)) for match in re.finditer(r"\t*([^\n]*\n|[^\n]+)", body.text)]
     return join_texts(parts) if parts else body
 
 
@@ -376,10 +376,10 @@ class Lexer(WordReader):
                 end = self.text.find("\n", self.i)
                 end = len(self.text) if end < 0 else end
                 line = self.text[self.i : end].rstrip("\r")
-                here, self.i = self.i, min(end + 1, len(self.text))
+                position, self.i = self.i, min(end + 1, len(self.text))
                 if (line.lstrip("\t") if tabs else line) == name:
                     break
-            body = self.source.part(start, here)
+            body = self.source.part(start, position)
             self._attach(self.source.where(begun), _without_tabs(body) if tabs else body, quoted)
         self._waiting = []
 

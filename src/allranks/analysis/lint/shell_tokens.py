@@ -60,9 +60,9 @@ def restore_variables(text: str) -> str:
     return _UNRESOLVED.sub(_as_written, text) if UNRESOLVED_OPEN in text else text
 
 
-def _as_written(found: re.Match[str]) -> str:
-    simple = found[1].isidentifier() or found[1].startswith("(") or len(found[1]) == 1
-    return f"${found[1]}" if simple else f"${{{found[1]}}}"
+def _as_written(match: re.Match[str]) -> str:
+    simple = match[1].isidentifier() or match[1].startswith("(") or len(match[1]) == 1
+    return f"${match[1]}" if simple else f"${{{match[1]}}}"
 
 
 class LineIndex:

@@ -118,12 +118,12 @@ def telemetry_charts(data: RunData) -> list[Chart]:
         _bytes("disk", "Disk", "Reads and writes of the host's disks.", hosts, disk),
         *_gpu_charts(hosts),
     ]
-    found = [chart for chart in charts if chart]
+    drawn = [chart for chart in charts if chart]
     longest = max((xs[-1] for xs, _ in hosts.values()), default=0.0)
-    for chart in found:
+    for chart in drawn:
         chart.figure["layout"]["shapes"] = _training(data, elapsed)
         _rescale(chart.figure, longest)
-    return found
+    return drawn
 
 
 def _rescale(figure: Figure, longest: float) -> None:
@@ -216,7 +216,7 @@ def _gpu_charts(hosts: Hosts) -> list[Chart | None]:
 
 
 def _gpu_lines(hosts: Hosts, key: str) -> Lines:
-    found: Lines = {}
+    lines: Lines = {}
     for host, (xs, rows) in hosts.items():
         gpus: dict[str, list[Value]] = {}
         for i, row in enumerate(rows):
@@ -224,8 +224,8 @@ def _gpu_lines(hosts: Hosts, key: str) -> Lines:
                 each = gpus.setdefault(str(gpu.get("index")), [None] * len(rows))
                 each[i] = finite_float(gpu.get(key))
         for index, values in gpus.items():
-            found[f"{host} GPU {index}" if len(hosts) > 1 else f"GPU {index}"] = (xs, values)
-    return found
+            lines[f"{host} GPU {index}" if len(hosts) > 1 else f"GPU {index}"] = (xs, values)
+    return lines
 
 
 def _draw(lines: Lines, divisor: float, what: str) -> list[Figure]:

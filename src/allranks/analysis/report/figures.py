@@ -76,12 +76,12 @@ def rates(ranks: Ranks) -> list[tuple[int, float, Value]]:
 
     Ranks are synchronous, so the time of the first rank is used.
     """
-    found = []
+    lines = []
     for row in common_steps(ranks):
         seconds, real, trained = sum(row[0].seconds), _total([s.tokens for s in row]), _total([s.trained for s in row])
         if seconds > 0 and real is not None:
-            found.append((row[0].step, real / seconds, None if trained is None else trained / seconds))
-    return found
+            lines.append((row[0].step, real / seconds, None if trained is None else trained / seconds))
+    return lines
 
 
 def _total(values: list[Value]) -> Value:
@@ -111,7 +111,7 @@ class RankTime:
 
 def rank_times(ranks: Ranks) -> list[RankTime]:
     """Return the parts of each rank's time. If the run ended during warm-up, all steps count."""
-    found = []
+    lines = []
     for rank, steps in ranks.items():
         warm, after = times(steps)
         each = after or warm
@@ -121,8 +121,8 @@ def rank_times(ranks: Ranks) -> list[RankTime]:
         mean = statistics.fmean(each)
         parts = {p: _mean_part(counted, p) for p in PARTS if any(p in s.parts for s in counted)}
         other = max(mean - sum(parts.values()), 0.0) if parts else mean
-        found.append(RankTime(rank, parts, other))
-    return found
+        lines.append(RankTime(rank, parts, other))
+    return lines
 
 
 def _mean_part(steps: list[StepRecord], part: str) -> float:
@@ -298,10 +298,10 @@ def layout(height: int, x_title: str, **more: Any) -> Figure:
 
 def step_layout(height: int, steps: Sequence[float], **more: Any) -> Figure:
     """Return a layout over steps, without ticks between steps."""
-    found = layout(height, "step", **more)
+    axes = layout(height, "step", **more)
     if steps and max(steps) - min(steps) <= 10:
-        found["xaxis"]["dtick"] = 1
-    return found
+        axes["xaxis"]["dtick"] = 1
+    return axes
 
 
 def axis(low: float = 0.0, high: float = 1.0, **more: Any) -> Figure:

@@ -223,7 +223,8 @@ def render(page: Page, plotly: str | None = None) -> str:
     sections = []
     for section in page.sections:
         kept = [
-            (how, [b for b in blocks if b and (plotly or not isinstance(b, Chart))]) for how, blocks in section.groups
+            (layout, [b for b in blocks if b and (plotly or not isinstance(b, Chart))])
+            for layout, blocks in section.groups
         ]
         if kept := [group for group in kept if group[1]]:
             sections.append((section, kept))

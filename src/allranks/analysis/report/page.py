@@ -86,8 +86,8 @@ def _banners(data: RunData) -> list[tuple[str, str, str]]:
 
 def _sections(data: RunData) -> list[Section]:
     log = Log(f"The end of the log {data.log[0]}", data.log[1], open=True) if data.log else None
-    asked = sample_answers(data)
-    samples = Samples("Held-out questions with answers before and after training", asked) if asked else None
+    answers = sample_answers(data)
+    samples = Samples("Held-out questions with answers before and after training", answers) if answers else None
     spec = Log("Spec with all defaults", data.spec) if data.spec else None
     hosts = list(data.telemetry)
     where = hosts[0] if len(hosts) == 1 else f"each of {len(hosts)} hosts"
@@ -337,10 +337,10 @@ _BLANK_LINES = re.compile(r"\n\s*\n")
 
 def sample_answers(data: RunData) -> list[Sample]:
     """Return held-out questions with their answers before and after training."""
-    asked = [e["step"] for e in data.zero.of("eval") if e["samples"]]
-    labels = [f"after step {step}" if step else "before training" for step in asked]
-    first = labels[0] if len(asked) > 1 or 0 in asked else "before training"
-    last = labels[-1] if any(asked) else "after training"
+    sample_steps = [e["step"] for e in data.zero.of("eval") if e["samples"]]
+    labels = [f"after step {step}" if step else "before training" for step in sample_steps]
+    first = labels[0] if len(sample_steps) > 1 or 0 in sample_steps else "before training"
+    last = labels[-1] if any(sample_steps) else "after training"
     return [
         Sample(
             _question(row["prompt"]),

@@ -123,16 +123,16 @@ def _step(event: dict[str, Any]) -> StepRecord:
 
 
 def _attempts(events: Events) -> list[AttemptRecord]:
-    found: list[AttemptRecord] = []
+    attempts: list[AttemptRecord] = []
     for event in events:
         at = finite_float(event.get("time"))
-        if event["event"] == "start" or not found:
-            found.append(AttemptRecord(finite_int(event.get("attempt")) or len(found) + 1, at))
-            found[-1].resumed_from = finite_int(event.get("resumed_from"))
-        now = found[-1]
+        if event["event"] == "start" or not attempts:
+            attempts.append(AttemptRecord(finite_int(event.get("attempt")) or len(attempts) + 1, at))
+            attempts[-1].resumed_from = finite_int(event.get("resumed_from"))
+        now = attempts[-1]
         now.ended = at if at is not None else now.ended
         _update_attempt(now, event, at)
-    return found
+    return attempts
 
 
 def _update_attempt(attempt: AttemptRecord, event: dict[str, Any], at: float | None) -> None:
@@ -203,23 +203,23 @@ class RunData:
     @property
     def total_steps(self) -> int | None:
         """Return the number of planned steps."""
-        asked = [n for e in self.zero.of("phase") if (n := finite_int(e.get("total_steps"))) is not None]
-        return asked[-1] if asked else finite_int(self.plan.get("max_steps"))
+        totals = [n for e in self.zero.of("phase") if (n := finite_int(e.get("total_steps"))) is not None]
+        return totals[-1] if totals else finite_int(self.plan.get("max_steps"))
 
     def errors(self) -> list[dict[str, Any]]:
         """Return the errors of all ranks: last attempt first, and causes before consequences.
 
         A killed rank has written none; its agent's record stands for it.
         """
-        found = [e for story in self.histories.values() for e in story.of("error")]
-        known = {(finite_int(e.get("attempt")), finite_int(e.get("rank"))) for e in found}
+        errors = [e for story in self.histories.values() for e in story.of("error")]
+        known = {(finite_int(e.get("attempt")), finite_int(e.get("rank"))) for e in errors}
         for end in self.ends:
             code = finite_int(end.get("exitcode"))
             if code not in (None, 0, SIGTERM) and (end["attempt"], finite_int(end.get("rank"))) not in known:
                 message = "the rank was killed" if code < 0 else "the rank ended without an error message"
-                found.append({**end, "type": _exit_cause(code), "message": message})
+                errors.append({**end, "type": _exit_cause(code), "message": message})
         return sorted(
-            found,
+            errors,
             key=lambda e: (
                 -(finite_int(e.get("attempt")) or 0),
                 e.get("echo") is True,
@@ -256,22 +256,22 @@ def read_run_data(run: RunDir) -> RunData:
 
 
 def _ends(run: RunDir) -> list[dict[str, Any]]:
-    found = [
+    ends = [
         {**end, "attempt": attempt}
         for attempt in run.attempts()
         for path in run.logs_of(attempt).glob("*.exit.json")
         for end in as_dicts(sanitize_tree(as_dict(read_json(path))).get("failed"))
     ]
-    return sorted(found, key=lambda end: finite_float(end.get("time")) or 0.0)
+    return sorted(ends, key=lambda end: finite_float(end.get("time")) or 0.0)
 
 
 def _telemetry(run: RunDir) -> dict[str, list[dict[str, Any]]]:
-    found = {}
+    samples = {}
     for path in sorted(run.telemetry.glob("*.jsonl")):
         rows = [row for row in read_telemetry(path) if finite_float(row.get("time")) is not None]
         if rows:
-            found[sanitize(path.stem, 60)] = rows
-    return found
+            samples[sanitize(path.stem, 60)] = rows
+    return samples
 
 
 def _spec(path: Path) -> str:

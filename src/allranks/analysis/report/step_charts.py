@@ -66,11 +66,11 @@ def _loss_layout(data: RunData, rows: list[str]) -> Figure:
     for i, _ in enumerate(rows):
         top = bottom - 0.22 * i - 0.05
         more[f"yaxis{i + 2}"] = axis(top - 0.13, top, nticks=3, rangemode="tozero")
-    found = step_layout(300 + 80 * len(rows), [0.0, *(float(s.step) for s in data.zero.steps)], **more)
-    found["xaxis"]["anchor"] = f"y{len(rows) + 1}" if rows else "y"
-    found["annotations"] = [row_name(name, i + 2) for i, name in enumerate(rows)]
-    found["shapes"] = step_shapes(data) + [marker_line(e["from_step"]) for e in data.zero.of("resume")]
-    return found
+    axes = step_layout(300 + 80 * len(rows), [0.0, *(float(s.step) for s in data.zero.steps)], **more)
+    axes["xaxis"]["anchor"] = f"y{len(rows) + 1}" if rows else "y"
+    axes["annotations"] = [row_name(name, i + 2) for i, name in enumerate(rows)]
+    axes["shapes"] = step_shapes(data) + [marker_line(e["from_step"]) for e in data.zero.of("resume")]
+    return axes
 
 
 def _loss_note(data: RunData, points: int, evaluated: bool) -> str:
@@ -114,17 +114,17 @@ def score_chart(data: RunData) -> Chart | None:
 
 def throughput_chart(data: RunData) -> Chart | None:
     """Return the chart of real and trained tokens per second, summed over the ranks."""
-    found = rates({rank: story.steps for rank, story in data.histories.items()})
-    if not found:
+    lines = rates({rank: story.steps for rank, story in data.histories.items()})
+    if not lines:
         return None
-    xs = [float(step) for step, _, _ in found]
+    xs = [float(step) for step, _, _ in lines]
     width = smoothing_width(len(xs))
-    traces = smoothed("real", xs, [real for _, real, _ in found], colour(0), width, faint="0.25")
-    trained = [each for _, _, each in found]
+    traces = smoothed("real", xs, [real for _, real, _ in lines], colour(0), width, faint="0.25")
+    trained = [each for _, _, each in lines]
     if any(v is not None for v in trained):
         traces += smoothed("trained", xs, trained, colour(2), width, faint="0.25")
     figure = {"data": traces, "layout": step_layout(HEIGHT, xs, yaxis=axis(rangemode="tozero", tickformat="~s"))}
-    figure["layout"]["shapes"] = warmup_shapes(found[0][0], found[-1][0])
+    figure["layout"]["shapes"] = warmup_shapes(lines[0][0], lines[-1][0])
     return Chart("throughput", "Tokens per second", _throughput_note(data, width), figure)
 
 

@@ -191,8 +191,8 @@ _REASONS = {
 
 def straggler_table(data: RunData) -> Table | None:
     """Return the own time of each rank, slowest first."""
-    found = as_dict(data.metrics.get("own_time"))
-    factor = finite_float(found.get("factor"))
+    own_time = as_dict(data.metrics.get("own_time"))
+    factor = finite_float(own_time.get("factor"))
     note = (
         "Medians of a step, without waiting for other ranks. Relative to the median of the others, without the time in "
         "which the rank had no core."
@@ -216,7 +216,7 @@ def straggler_table(data: RunData) -> Table | None:
         ("no core", column("queued_share", _share)),
         ("", reason),
     ]
-    return listing("pace", "Own work of each rank", as_dicts(found.get("ranks")), columns, note, what="ranks")
+    return listing("pace", "Own work of each rank", as_dicts(own_time.get("ranks")), columns, note, what="ranks")
 
 
 def machine_table(data: RunData) -> Table | None:
@@ -268,7 +268,7 @@ def link_table(data: RunData) -> Table | None:
 
 
 def _figure(form: str) -> Callable[[object], str]:
-    return lambda value: NO_VALUE if (found := finite_float(value)) is None else format(found, form)
+    return lambda value: NO_VALUE if (number := finite_float(value)) is None else format(number, form)
 
 
 _ratio, _share, _number = _figure(".2f"), _figure(".1%"), _figure(".1f")
@@ -361,21 +361,21 @@ def preflight_table(data: RunData) -> Table | None:
     for node in data.preflight:
         host = format_value(node.get("host"))
         for check in as_dicts(node.get("checks")):
-            name, found = format_value(check.get("name")), format_value(check.get("found"))
+            name, observed = format_value(check.get("name")), format_value(check.get("found"))
             if check.get("ok") is True:
-                well.setdefault(name, {})[host] = found
+                well.setdefault(name, {})[host] = observed
             else:
                 cure = long_cell(format_value(check.get("cure")))
-                bad.append((name, Cell("✗ failed", "bad"), host, long_cell(found), cure))
+                bad.append((name, Cell("✗ failed", "bad"), host, long_cell(observed), cure))
     good: list[Row] = [
         (
             name,
             Cell("✓ ok", "good"),
-            next(iter(found)) if len(found) == 1 else f"{len(found)} hosts",
-            long_cell(text.format_list(list(dict.fromkeys(found.values())), 3)),
+            next(iter(observed)) if len(observed) == 1 else f"{len(observed)} hosts",
+            long_cell(text.format_list(list(dict.fromkeys(observed.values())), 3)),
             "",
         )
-        for name, found in well.items()
+        for name, observed in well.items()
     ]
     names = ["check", "verdict", "host", "found", *(["cure"] if bad else [])]
     columns = [(name, lambda row, i=i: row[i]) for i, name in enumerate(names)]
@@ -405,8 +405,8 @@ def findings_table(data: RunData) -> Table | None:
         ("host", column("host", tone="")),
         ("finding", column("text", tone="long")),
     ]
-    found = as_dicts(as_dict(data.metrics.get("network")).get("findings"))
-    return listing("network-findings", "Unexpected network", found, columns)
+    findings = as_dicts(as_dict(data.metrics.get("network")).get("findings"))
+    return listing("network-findings", "Unexpected network", findings, columns)
 
 
 def _counts(value: object) -> str:
@@ -423,7 +423,7 @@ def data_facts(data: RunData) -> Table | None:
     warnings = d.get("warnings")
     labels = as_dict(d.get("labels"))
     names = ", ".join(sanitize(k, 40) for k in list(labels)[:12]) + (" …" if len(labels) > 12 else "")
-    how = CACHE_STATES.get(str(d.get("how")), format_value(d.get("how"))) + f", {format_duration(d.get('seconds'))}"
+    origin = CACHE_STATES.get(str(d.get("how")), format_value(d.get("how"))) + f", {format_duration(d.get('seconds'))}"
     return fact_table(
         "data",
         "Data",
@@ -449,19 +449,19 @@ def data_facts(data: RunData) -> Table | None:
                 ),
             ),
             ("labels", f"{len(labels)}: {names}" if labels else ""),
-            ("prepared", how),
+            ("prepared", origin),
         ],
     )
 
 
 def version_facts(data: RunData) -> Table | None:
     """Return the versions of the main packages, and whether all ranks have the same."""
-    found = {rank: versions for rank, story in data.histories.items() if (versions := versions_of(story))}
-    mine = next(iter(found.values()), {})
-    odd = [rank for rank, versions in found.items() if versions != mine]
-    note = f"Rank {format_ranks(odd)} has other versions than rank {next(iter(found))}." if odd else ""
-    if not odd and len(found) > 1:
-        note = f"The same on all {len(found)} ranks."
+    versions_by_rank = {rank: versions for rank, story in data.histories.items() if (versions := versions_of(story))}
+    mine = next(iter(versions_by_rank.values()), {})
+    odd = [rank for rank, versions in versions_by_rank.items() if versions != mine]
+    note = f"Rank {format_ranks(odd)} has other versions than rank {next(iter(versions_by_rank))}." if odd else ""
+    if not odd and len(versions_by_rank) > 1:
+        note = f"The same on all {len(versions_by_rank)} ranks."
     model = data.zero.last("model")
     known = {
         "python": format_value(data.run_args.get("python")),

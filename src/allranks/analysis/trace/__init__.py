@@ -32,13 +32,13 @@ def analyse(
         RequestError: no file of `paths` could be read as a trace.
     """
     sets, problems = find_trace_sets([Path(p) for p in paths], select)
-    files = [path for found in sets for path in found.files.values()]
+    files = [path for trace_set in sets for path in trace_set.files.values()]
     results = read_traces(files, workers)
     reports = []
     unread: list[UnreadableTrace] = []
-    for found in sets:
-        mine = [(rank, results[path]) for rank, path in found.files.items()]
-        report = build_report(found, mine)
+    for trace_set in sets:
+        mine = [(rank, results[path]) for rank, path in trace_set.files.items()]
+        report = build_report(trace_set, mine)
         if report is not None:
             reports.append(report)
         unread += [r for _, r in mine if isinstance(r, UnreadableTrace) and report is None]

@@ -121,11 +121,11 @@ def launch_rows(ranks: Mapping[int, RankResult]) -> tuple[LaunchRow, ...]:
             step=step,
             kind=kind,
             phase=PHASES[phase],
-            count=len(found),
-            bytes=None if any(c.bytes is None for c in found) else sum(c.bytes or 0 for c in found),
-            time_s=sum(c.duration for c in found) * SECONDS_PER_US,
+            count=len(launches),
+            bytes=None if any(c.bytes is None for c in launches) else sum(c.bytes or 0 for c in launches),
+            time_s=sum(c.duration for c in launches) * SECONDS_PER_US,
         )
-        for (rank, step, kind, phase), found in sorted(
+        for (rank, step, kind, phase), launches in sorted(
             rows.items(), key=lambda i: (i[0][0], i[0][1] or 0, i[0][2], i[0][3])
         )
     )
@@ -201,17 +201,17 @@ def straggler_rows(pairs: Iterable[CollectivePair], ranks: Mapping[int, RankResu
 
 def file_problems(rank: int, result: RankResult) -> list[Problem]:
     """Return the problems with the trace of one rank."""
-    found = list(result.remarks)
+    problems = list(result.remarks)
     if result.skipped:
         text = f"has {result.skipped} events that could not be parsed completely; the other parts are used"
-        found.insert(0, ("warning", "damaged_events", text))
+        problems.insert(0, ("warning", "damaged_events", text))
     if result.damage:
         text = (
             f"is truncated or damaged: {result.damage}. The figures use the {result.n_events} events before that "
             "position"
         )
-        found.insert(0, ("warning", "truncated", text))
-    return [Problem(severity, kind, text, result.path, rank) for severity, kind, text in found]
+        problems.insert(0, ("warning", "truncated", text))
+    return [Problem(severity, kind, text, result.path, rank) for severity, kind, text in problems]
 
 
 def report_problems(
@@ -322,9 +322,11 @@ CPU_DEFINITION = (
 )
 
 
-def build_report(found: TraceSet, results: Sequence[tuple[int, RankResult | UnreadableTrace]]) -> TraceReport | None:
+def build_report(
+    trace_set: TraceSet, results: Sequence[tuple[int, RankResult | UnreadableTrace]]
+) -> TraceReport | None:
     """Return the report of one run or window; None if none of its files could be read."""
-    problems = list(found.problems)
+    problems = list(trace_set.problems)
     ranks: dict[int, RankResult] = {}
     for rank, result in results:
         if isinstance(result, UnreadableTrace):
@@ -344,15 +346,15 @@ def build_report(found: TraceSet, results: Sequence[tuple[int, RankResult | Unre
             f"{startup.until}"
         )
         problems.append(Problem("note", "startup_skew", text))
-    world = max((r.world_size for r in ranks.values() if r.world_size), default=found.world)
+    world = max((r.world_size for r in ranks.values() if r.world_size), default=trace_set.world)
     missing = tuple(r for r in range(world) if r not in ranks) if world else ()
     problems += report_problems(ranks, clocks, missing, world)
     zero = min(clocks[r].common(result.start) for r, result in ranks.items())
     device = "gpu" if any(r.device == "gpu" for r in ranks.values()) else "cpu"
     return TraceReport(
-        name=found.name,
-        path=str(found.path),
-        window=found.window,
+        name=trace_set.name,
+        path=str(trace_set.path),
+        window=trace_set.window,
         device=device,
         backend=next((r.backend for r in ranks.values() if r.backend), None),
         world_size=world,

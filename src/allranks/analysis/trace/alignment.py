@@ -66,14 +66,14 @@ class PairingResult(Struct):
 
 def pair_collectives(ranks: Mapping[int, RankResult]) -> PairingResult:
     """Pair the collectives of all ranks that were read."""
-    found = PairingResult([], [], [], [])
+    pairing = PairingResult([], [], [], [])
     numbered: dict[Key, dict[int, Collective]] = defaultdict(dict)
     ordered: dict[int, list[Collective]] = {r: [] for r in ranks}
     for rank, result in ranks.items():
         seen: Counter[Key] = Counter()
         for c in result.collectives:
             if c.kind in ("send", "recv") and c.source is None and len(ranks) > 2:
-                found.alone.append((rank, c))  # the peer is unknown
+                pairing.alone.append((rank, c))  # the peer is unknown
                 continue
             if c.group is None or c.seq is None:
                 ordered[rank].append(c)
@@ -83,10 +83,10 @@ def pair_collectives(ranks: Mapping[int, RankResult]) -> PairingResult:
             seen[key] += 1
     for members in numbered.values():
         first = next(iter(members.values()))
-        _keep(found, f"seq {first.seq}", True, members, _expected(first, ranks))
-    _pair_by_order(found, ordered, all(result.steps for result in ranks.values()))
-    found.pairs.sort(key=lambda p: p.first.start)
-    return found
+        _keep(pairing, f"seq {first.seq}", True, members, _expected(first, ranks))
+    _pair_by_order(pairing, ordered, all(result.steps for result in ranks.values()))
+    pairing.pairs.sort(key=lambda p: p.first.start)
+    return pairing
 
 
 def _route(c: Collective) -> Key:
@@ -104,36 +104,36 @@ def _expected(c: Collective, ranks: Mapping[int, object]) -> list[int]:
 
 
 def _keep(
-    found: PairingResult, key: str, by_sequence: bool, members: dict[int, Collective], expected: Sequence[int]
+    pairing: PairingResult, key: str, by_sequence: bool, members: dict[int, Collective], expected: Sequence[int]
 ) -> None:
     if len(members) > 1:
-        found.pairs.append(CollectivePair(key, by_sequence, members))
+        pairing.pairs.append(CollectivePair(key, by_sequence, members))
         return
     ((rank, only),) = members.items()
-    (found.unpaired if len(expected) > 1 else found.alone).append((rank, only))
+    (pairing.unpaired if len(expected) > 1 else pairing.alone).append((rank, only))
 
 
-def _pair_by_order(found: PairingResult, ordered: dict[int, list[Collective]], by_step: bool) -> None:
+def _pair_by_order(pairing: PairingResult, ordered: dict[int, list[Collective]], by_step: bool) -> None:
     """Pair the n-th collective of one kind, size and group of a step with the n-th on the other ranks."""
     rows: dict[Key, dict[int, list[Collective]]] = defaultdict(lambda: defaultdict(list))
     for rank, collectives in ordered.items():
         for c in collectives:
             rows[c.step if by_step else None, c.group, _route(c), _common_bytes(c)][rank].append(c)
-    steps = [c.step for found in ordered.values() for c in found if c.step is not None]
+    steps = [c.step for pairing in ordered.values() for c in pairing if c.step is not None]
     for members in rows.values():
         first = next(iter(members.values()))[0]
         expected = _expected(first, ordered)
         counts = {r: len(members.get(r, ())) for r in expected}
         # without a size it may belong to a group without the others
-        if len(set(counts.values())) > 1 and first.size is not None and len(found.problems) < MAX_SHOWN_MISMATCHES:
-            found.problems.append(_count_problem(first, counts))
+        if len(set(counts.values())) > 1 and first.size is not None and len(pairing.problems) < MAX_SHOWN_MISMATCHES:
+            pairing.problems.append(_count_problem(first, counts))
         # a profiler that started within a step missed its start: align from the end
         from_end = first.step is None or first.step == min(steps, default=None)
         for n, group in _rows_of(members, from_end):
             if _sizes_differ(group):
-                found.unpaired += list(group.items())
+                pairing.unpaired += list(group.items())
             else:
-                _keep(found, f"{_order_name(first)}, number {n + 1}", False, group, expected)
+                _keep(pairing, f"{_order_name(first)}, number {n + 1}", False, group, expected)
 
 
 def _common_bytes(c: Collective) -> int | None:

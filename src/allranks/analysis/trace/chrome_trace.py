@@ -204,10 +204,10 @@ class TraceStream:
                 return buffer.removeprefix(BOM).lstrip()[1:]
             if start not in (b"{", b""):
                 break
-            found = _ARRAY.search(buffer)
-            if found:
-                self.head = decode_leading_metadata(buffer[: found.start()])
-                return buffer[found.end() :]
+            match = _ARRAY.search(buffer)
+            if match:
+                self.head = decode_leading_metadata(buffer[: match.start()])
+                return buffer[match.end() :]
             if len(buffer) > _MAX_METADATA_BYTES:
                 break
         raise NotATrace(self.damage or "it has no traceEvents")
@@ -236,8 +236,8 @@ class TraceStream:
         ends = [m.start() + 1 for m in _EVENT_SEPARATOR_TEXT.finditer(text)]
         events: list[TraceEvent] = []
         at = 0
-        while found := _NEXT.match(text, at):
-            at = found.end() - 1
+        while match := _NEXT.match(text, at):
+            at = match.end() - 1
             k = bisect_right(ends, at)
             tried = [*ends[k : k + MAX_NESTED_ENDS], *([len(text)] if last and k + MAX_NESTED_ENDS > len(ends) else [])]
             value, length = None, 0
@@ -298,8 +298,8 @@ def read_metadata(path: Path, limit: int = 1 << 17) -> TraceMetadata:
                 break
     except (NotATrace, OSError):
         return TraceMetadata()
-    found = _ARRAY.search(text)
-    return decode_leading_metadata(text[: found.start()]) if found else TraceMetadata()
+    match = _ARRAY.search(text)
+    return decode_leading_metadata(text[: match.start()]) if match else TraceMetadata()
 
 
 def distributed_info(head: TraceMetadata) -> dict[str, Any]:

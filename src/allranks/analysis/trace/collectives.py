@@ -56,13 +56,13 @@ def find_collectives(
     waits = [(c.start, c.end) for c in events.host_comms if is_wait(c.name)]
     default = world_size if one_group else None
     index = _CallIndex(calls)
-    found = [_of_kernel(k, events, index, default) for k in events.comm_kernels]
+    collectives = [_of_kernel(k, events, index, default) for k in events.comm_kernels]
     gloo = [c for c in calls if c.name.startswith(_GLOO)]
-    found += _of_gloo(gloo, calls, default)
-    if not found:
-        found = [c for c in (_of_call(c, default) for c in _outermost(calls)) if c.kind != "unknown"]
-    found.sort(key=lambda c: c.start)
-    return found, waits
+    collectives += _of_gloo(gloo, calls, default)
+    if not collectives:
+        collectives = [c for c in (_of_call(c, default) for c in _outermost(calls)) if c.kind != "unknown"]
+    collectives.sort(key=lambda c: c.start)
+    return collectives, waits
 
 
 class _CallIndex:
@@ -72,7 +72,7 @@ class _CallIndex:
         self._by_thread: dict[int, list[HostCommCall]] = {}
         for call in sorted(calls, key=lambda c: (c.start, -c.end)):
             self._by_thread.setdefault(call.thread, []).append(call)
-        self._starts = {t: [c.start for c in found] for t, found in self._by_thread.items()}
+        self._starts = {t: [c.start for c in on_thread] for t, on_thread in self._by_thread.items()}
 
     def around(self, t: float, thread: int) -> list[HostCommCall]:
         """Return the calls that contain a time on a thread, innermost first. Nesting is at most a few levels deep."""
@@ -84,15 +84,15 @@ class _CallIndex:
 def _of_kernel(kernel: CommKernel, events: RankEvents, index: _CallIndex, default: int | None) -> Collective:
     launch = events.launches.get(kernel.correlation) if kernel.correlation is not None else None
     around = index.around(*launch) if launch is not None else []
-    told = kernel.told or next((c.told for c in around if c.told is not None), None) or CollectiveMetadata()
-    kind = told.kind or next((c.kind for c in around if c.kind is not None), None) or kernel.kind or "unknown"
-    size = told.size if told.size is not None else default
-    nbytes = told.bytes
+    metadata = kernel.told or next((c.told for c in around if c.told is not None), None) or CollectiveMetadata()
+    kind = metadata.kind or next((c.kind for c in around if c.kind is not None), None) or kernel.kind or "unknown"
+    size = metadata.size if metadata.size is not None else default
+    nbytes = metadata.bytes
     if nbytes is None:
         # the inner annotation has one rank's part, the operator around it also the complete tensor
         nbytes = max((n for c in around if (n := _bytes(c, kind, size)) is not None), default=None)
-    name = told.name or next((c.name for c in around if c.kind is not None), "")
-    return _collective(kind, kernel.start, kernel.end, launch, nbytes, told, size, True, name)
+    name = metadata.name or next((c.name for c in around if c.kind is not None), "")
+    return _collective(kind, kernel.start, kernel.end, launch, nbytes, metadata, size, True, name)
 
 
 def _collective(
@@ -101,15 +101,17 @@ def _collective(
     end: float,
     launch: tuple[float, int] | None,
     nbytes: int | None,
-    told: CollectiveMetadata,
+    metadata: CollectiveMetadata,
     size: int | None,
     on_device: bool,
     name: str,
 ) -> Collective:
     members = (
-        tuple(int(n) for n in _SIDES.findall(told.members)) if told.members and "..." not in told.members else None
+        tuple(int(n) for n in _SIDES.findall(metadata.members))
+        if metadata.members and "..." not in metadata.members
+        else None
     )
-    group = f"{told.group or ''} {told.members or ''}".strip() or None
+    group = f"{metadata.group or ''} {metadata.members or ''}".strip() or None
     return Collective(
         kind=kind,
         start=start,
@@ -120,9 +122,9 @@ def _collective(
         group=group,
         members=members or None,
         size=size,
-        seq=told.seq if group else None,
-        source=told.source,
-        target=told.target,
+        seq=metadata.seq if group else None,
+        source=metadata.source,
+        target=metadata.target,
         on_device=on_device,
         uneven=_may_be_uneven(name, kind),
     )
@@ -152,17 +154,17 @@ def _of_gloo(spans: list[HostCommCall], calls: list[HostCommCall], default: int 
     Both are in the same order: a span gets the earliest call before it of a kind run this way, of its size if possible.
     """
     waiting = deque(c for c in _outermost([c for c in calls if not c.name.startswith(_GLOO)]) if c.kind is not None)
-    found = []
+    collectives = []
     for span in sorted(spans, key=lambda c: c.start):
         call = _take(waiting, span)
         kind = (call.kind if call else span.kind) or "unknown"
         nbytes = _gloo_bytes(span, call, kind, default)
         launch = (call.start, call.thread) if call else None
         name = call.name if call else span.name
-        found.append(
+        collectives.append(
             _collective(kind, span.start, span.end, launch, nbytes, CollectiveMetadata(), default, False, name)
         )
-    return found
+    return collectives
 
 
 def _take(waiting: deque[HostCommCall], span: HostCommCall) -> HostCommCall | None:
@@ -190,8 +192,8 @@ def _gloo_bytes(span: HostCommCall, call: HostCommCall | None, kind: str, size: 
         return _bytes(call, kind, size) if call else None
     own = sum(n for n, _ in span.tensors)
     if kind == "all_gather":  # the span has this rank's part
-        told = max((n for n, _ in call.tensors), default=0) if call else 0
-        return told * each if told > own else (own * size * each if size else None)
+        largest = max((n for n, _ in call.tensors), default=0) if call else 0
+        return largest * each if largest > own else (own * size * each if size else None)
     return own * each
 
 
@@ -210,9 +212,9 @@ def _bytes(call: HostCommCall, kind: str, size: int | None) -> int | None:
 
 
 def _of_call(call: HostCommCall, default: int | None) -> Collective:
-    told = call.told or CollectiveMetadata()
-    kind = told.kind or call.kind or collective_kind(call.name) or "unknown"
-    size = told.size if told.size is not None else default
-    nbytes = told.bytes if told.bytes is not None else _bytes(call, kind, size)
-    name = told.name or call.name
-    return _collective(kind, call.start, call.end, (call.start, call.thread), nbytes, told, size, False, name)
+    metadata = call.told or CollectiveMetadata()
+    kind = metadata.kind or call.kind or collective_kind(call.name) or "unknown"
+    size = metadata.size if metadata.size is not None else default
+    nbytes = metadata.bytes if metadata.bytes is not None else _bytes(call, kind, size)
+    name = metadata.name or call.name
+    return _collective(kind, call.start, call.end, (call.start, call.thread), nbytes, metadata, size, False, name)

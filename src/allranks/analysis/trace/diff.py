@@ -52,8 +52,8 @@ class Comparison(Record, frozen=True):
 
 def compare_last(a: Sequence[TraceReport], b: Sequence[TraceReport]) -> Comparison:
     """Compare the last report of each; add a remark if there were several."""
-    found = compare_reports(a[-1], b[-1])
-    told = [
+    comparison = compare_reports(a[-1], b[-1])
+    notes = [
         (
             f"{len(reports)} runs or windows were found; the last one, {_title(reports[-1])}, is compared. To compare "
             "another, give its path"
@@ -61,7 +61,7 @@ def compare_last(a: Sequence[TraceReport], b: Sequence[TraceReport]) -> Comparis
         for reports in (a, b)
         if len(reports) > 1
     ]
-    return structs.replace(found, remarks=(*told, *found.remarks))
+    return structs.replace(comparison, remarks=(*notes, *comparison.remarks))
 
 
 def compare_reports(a: TraceReport, b: TraceReport) -> Comparison:
@@ -102,27 +102,27 @@ def _ratio(a: float | None, b: float | None) -> float | None:
 def _figures(report: TraceReport, parts: int) -> Figures:
     """Return the known figures of a run; sums over ranks and steps are divided by `parts`."""
     whole, pairing = sum_breakdowns([r.total for r in report.ranks]), report.pairing
-    found: Figures = {("time", name, "s"): getattr(whole, part) / parts for part, name in _NAMES.items()}
+    figures: Figures = {("time", name, "s"): getattr(whole, part) / parts for part, name in _NAMES.items()}
     if whole.overlap is not None:
-        found["time", "overlap", "share"] = whole.overlap
+        figures["time", "overlap", "share"] = whole.overlap
     if pairing.paired:
-        found["time", "waiting for the last rank", "s"] = pairing.wait_s / parts
-        found["time", "transfer", "s"] = pairing.transfer_s / parts
+        figures["time", "waiting for the last rank", "s"] = pairing.wait_s / parts
+        figures["time", "transfer", "s"] = pairing.transfer_s / parts
     for phase in PHASES:
         if busy := sum(p.busy_s for r in report.ranks for p in r.phases if p.phase == phase):
-            found["phase", f"{phase}, compute", "s"] = busy / parts
+            figures["phase", f"{phase}, compute", "s"] = busy / parts
     for c in report.collectives:
-        found["collective", f"{c.kind}, count", "count"] = c.count / parts
-        found["collective", f"{c.kind}, time", "s"] = c.total_s / parts
+        figures["collective", f"{c.kind}, count", "count"] = c.count / parts
+        figures["collective", f"{c.kind}, time", "s"] = c.total_s / parts
         if c.bytes:
-            found["collective", f"{c.kind}, bytes", "bytes"] = c.bytes / parts
+            figures["collective", f"{c.kind}, bytes", "bytes"] = c.bytes / parts
         if c.busbw_bytes_s:
-            found["collective", f"{c.kind}, bus bandwidth", "bytes/s"] = c.busbw_bytes_s
+            figures["collective", f"{c.kind}, bus bandwidth", "bytes/s"] = c.busbw_bytes_s
     # host memory of a GPU run is not compared
     peaks = [m.peak_bytes for r in report.ranks for m in r.memory if (m.device == "cpu") == (report.device == "cpu")]
     if peaks:
-        found["memory", "highest peak", "bytes"] = max(peaks)
-    return found
+        figures["memory", "highest peak", "bytes"] = max(peaks)
+    return figures
 
 
 def _tops(report: TraceReport, parts: int) -> Figures:

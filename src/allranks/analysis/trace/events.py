@@ -254,9 +254,9 @@ class RankEvents:
                 self._mark(e)
             elif what is not None:
                 self._on_device(e, what)
-        for thread, found in rows.items():
-            if found:
-                self.operators[thread].extend(found)
+        for thread, spans in rows.items():
+            if spans:
+                self.operators[thread].extend(spans)
 
     def _instant(self, e: TraceEvent) -> None:
         if e.ph == "i":
@@ -334,19 +334,19 @@ def _collective_metadata(args: EventArgs | None) -> CollectiveMetadata | None:
     """Return NCCL's metadata of a collective (kineto's output_json.cpp defines the keys)."""
     if args is None or (args.collective is None and args.in_elements is None and args.comm_seq is None):
         return None
-    told = CollectiveMetadata(
+    metadata = CollectiveMetadata(
         kind=collective_kind(args.collective) if args.collective else None,
         group=args.group,
         seq=as_int(args.comm_seq),
         name=args.collective,
     )
-    told.size, told.source, told.target = as_int(args.group_size), as_int(args.source), as_int(args.target)
-    told.members = str(args.group_ranks) if args.group_ranks is not None else None
+    metadata.size, metadata.source, metadata.target = as_int(args.group_size), as_int(args.source), as_int(args.target)
+    metadata.members = str(args.group_ranks) if args.group_ranks is not None else None
     elements = [n for n in (as_int(args.in_elements), as_int(args.out_elements)) if n is not None]
     each = element_bytes(args.dtype) if args.dtype else None
     if elements and each is not None:
-        told.bytes = max(elements) * each
-    return told
+        metadata.bytes = max(elements) * each
+    return metadata
 
 
 def _tensors(args: EventArgs) -> tuple[tuple[int, int | None], ...]:
@@ -359,17 +359,17 @@ def _tensors(args: EventArgs) -> tuple[tuple[int, int | None], ...]:
         return ()
     if not isinstance(dims, list) or not isinstance(types, list):
         return ()
-    found = []
+    tensors = []
     for shape, dtype in zip(dims, types, strict=False):
         if not isinstance(shape, list) or not isinstance(dtype, str):
             continue
         if dtype in ("", "Scalar", "ScalarList") and not shape:
             continue
         if shape and isinstance(shape[0], list):
-            found.append((sum(_product(s) for s in shape), element_bytes(dtype)))
+            tensors.append((sum(_product(s) for s in shape), element_bytes(dtype)))
         elif shape or dtype not in ("", "Scalar", "ScalarList", "TensorList", "GenericList"):
-            found.append((_product(shape), element_bytes(dtype)))
-    return tuple(found)
+            tensors.append((_product(shape), element_bytes(dtype)))
+    return tuple(tensors)
 
 
 def _product(shape: Any) -> int:

@@ -46,8 +46,8 @@ def find_trace_files(path: Path) -> tuple[list[Path], list[Problem]]:
         roots = [f for f in (path / "traces", *sorted((path / "compare").glob("*/traces"))) if f.exists()]
     files = []
     for root in roots:
-        found = [Path(folder, name) for folder, _, names in os.walk(root, onerror=report) for name in names]
-        for file in sorted(f for f in found if f.name.endswith(SUFFIXES) and f.name not in OWN_OUTPUT):
+        paths = [Path(folder, name) for folder, _, names in os.walk(root, onerror=report) for name in names]
+        for file in sorted(f for f in paths if f.name.endswith(SUFFIXES) and f.name not in OWN_OUTPUT):
             if any(part.startswith(".") for part in file.relative_to(path).parts):
                 continue
             try:
@@ -56,8 +56,8 @@ def find_trace_files(path: Path) -> tuple[list[Path], list[Problem]]:
             except OSError as error:
                 report(error)
     if problems and not files:
-        told = "; ".join(f"{p.file} {p.message}" for p in problems[:MAX_SHOWN_PROBLEMS])
-        raise RequestError(f"no trace under {path} can be read: {told}")
+        details = "; ".join(f"{p.file} {p.message}" for p in problems[:MAX_SHOWN_PROBLEMS])
+        raise RequestError(f"no trace under {path} can be read: {details}")
     if not files:
         raise RequestError(
             f"{path} has no traces (.json or .json.gz); a run writes them if its spec has observe.profile (for example "
@@ -107,11 +107,11 @@ def find_trace_sets(paths: Sequence[Path], select: Literal["latest", "all"]) -> 
     folders: dict[Path, list[TraceFile]] = {}
     problems: list[Problem] = []
     for path in paths:
-        under, told = find_trace_files(path)
-        problems += told
+        under, unreadable = find_trace_files(path)
+        problems += unreadable
         for file in under:
-            found = _describe(file, path)
-            folders.setdefault(found.run, []).append(found)
+            trace = _describe(file, path)
+            folders.setdefault(trace.run, []).append(trace)
     return [one for files in folders.values() for run in _runs(files) for one in _windows(run, select)], problems
 
 
@@ -143,8 +143,8 @@ def _describe(file: Path, given: Path) -> TraceFile:
 
 
 def _named_rank(pattern: re.Pattern[str], name: str) -> int | None:
-    found = pattern.search(name)
-    return parse_rank(found.group(1)) if found else None
+    match = pattern.search(name)
+    return parse_rank(match.group(1)) if match else None
 
 
 def _runs(files: list[TraceFile]) -> list[list[TraceFile]]:

@@ -61,9 +61,9 @@ def key_figures(report: TraceReport) -> list[KeyFigure]:
         first = report.stragglers[0] if report.stragglers else None
         note = f"mostly for rank {first.rank}" if first and first.caused_wait_s > 0 else "for the last rank"
         made.append(KeyFigure("Waiting in collectives", format_percent_of(p.wait_s, p.wait_s + p.transfer_s), note))
-    found = [(m.peak_bytes, r.rank, m.device) for r in report.ranks for m in r.memory]
-    if found:
-        peak, rank, device = max(found)
+    peaks = [(m.peak_bytes, r.rank, m.device) for r in report.ranks for m in r.memory]
+    if peaks:
+        peak, rank, device = max(peaks)
         since = " since the profiler started" if device == "cpu" else ""
         made.append(KeyFigure("Peak memory", format_bytes(peak, digits=4), f"rank {rank}, {device}{since}"))
     return made
@@ -75,12 +75,12 @@ def _ranks(n: int) -> str:
 
 def page_tables(blocks: Iterable[Block]) -> list[Table | None]:
     """Return the tables of a terminal as those of a page; the lines after a table are its note."""
-    found: list[tuple[TerminalTable, list[str]]] = []
+    groups: list[tuple[TerminalTable, list[str]]] = []
     for block in blocks:
         if isinstance(block, TerminalTable):
-            found.append((block, []))
-        elif isinstance(block, Line) and block.parts and found:
-            found[-1][1].append("".join(text for text, _ in block.parts))
+            groups.append((block, []))
+        elif isinstance(block, Line) and block.parts and groups:
+            groups[-1][1].append("".join(text for text, _ in block.parts))
 
     def cell(value: str | TerminalCell, column: int, block: TerminalTable) -> Cell:
         text = value if isinstance(value, str) else value.text
@@ -97,7 +97,7 @@ def page_tables(blocks: Iterable[Block]) -> list[Table | None]:
             [[cell(v, i, b) for i, v in enumerate(row)] for row in b.rows],
             " ".join(notes),
         )
-        for b, notes in found
+        for b, notes in groups
     ]
 
 

@@ -251,5 +251,5 @@ def totals_by_phase(report: TraceReport) -> tuple[dict[tuple[str, Phase], list[f
         row[0] += r.count
         row[1] += r.bytes or 0
         row[2] += r.time_s
-    told = all(r.bytes is not None for r in report.launches)
-    return sums, told, sum(max(len(r.steps), 1) for r in report.ranks)
+    has_bytes = all(r.bytes is not None for r in report.launches)
+    return sums, has_bytes, sum(max(len(r.steps), 1) for r in report.ranks)

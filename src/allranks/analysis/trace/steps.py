@@ -57,8 +57,8 @@ class Phases:
         """Return the phase of an event that a thread started at `t`."""
         if thread in self._autograd:
             return BACKWARD
-        found = self._lookup.at(t)
-        return OTHER if found < 0 else found
+        span = self._lookup.at(t)
+        return OTHER if span < 0 else span
 
     def spans(self, phase: int) -> list[tuple[float, float]]:
         """Return the spans of a phase on the host, merged."""
@@ -83,7 +83,7 @@ def find_phases(events: RankEvents) -> Phases:
         is_node = [name.startswith("autograd::engine::evaluate_function") for name in events.names]
         nodes = ((s, s + d) for operators in events.operators for s, d, name in operators if is_node[name])
         spans[BACKWARD] = merge(events.backward_calls or nodes)
-    labelled = [(a, b, phase) for phase, found in spans.items() for a, b in found]
+    labelled = [(a, b, phase) for phase, ranges in spans.items() for a, b in ranges]
     autograd = frozenset(t for t, name in events.thread_names.items() if "pt_autograd" in name)
     return Phases(flatten(labelled), autograd)
 
@@ -116,9 +116,9 @@ def find_steps(events: RankEvents) -> tuple[list[TraceStep], list[str]]:
     """Return the steps from `ProfilerStep#N` marks, and remarks. A last mark without work is no step."""
     marks: dict[int, tuple[float, float]] = {}
     for start, end, name, _ in events.marks:
-        found = STEP_PATTERN.match(name)
-        if found and int(found.group(1)) not in marks:
-            marks[int(found.group(1))] = (start, end)
+        match = STEP_PATTERN.match(name)
+        if match and int(match.group(1)) not in marks:
+            marks[int(match.group(1))] = (start, end)
     steps = sorted((TraceStep(n, a, b) for n, (a, b) in marks.items()), key=lambda s: s.start)
     for one, following in pairwise(steps):
         one.end = min(one.end, following.start)

@@ -115,9 +115,9 @@ def subtitle(report: TraceReport) -> list[str]:
 Columns = dict[str, Callable[[Any], str | Cell]]
 
 
-def _table(title: str, found: Iterable[Any], columns: Columns, left: int = 1) -> Table:
+def _table(title: str, rows: Iterable[Any], columns: Columns, left: int = 1) -> Table:
     """Return a table of records; each column has a name and a function of a record."""
-    return Table(title, tuple(columns), [tuple(show(record) for show in columns.values()) for record in found], left)
+    return Table(title, tuple(columns), [tuple(show(record) for show in columns.values()) for record in rows], left)
 
 
 def _parts(of: Callable[[Any], Breakdown]) -> Columns:
@@ -161,7 +161,7 @@ def _steps(report: TraceReport) -> Iterator[Block]:
 
 def _phases(report: TraceReport) -> Iterator[Block]:
     n = len(report.ranks)
-    found = [
+    phases = [
         (rows[0].phase, *(sum(getattr(r, name) for r in rows) / n for name in ("host_s", "busy_s", "comm_s")))
         for rows in zip(*(rank.phases for rank in report.ranks), strict=True)
     ]
@@ -172,7 +172,7 @@ def _phases(report: TraceReport) -> Iterator[Block]:
         "comm. launched": lambda r: format_seconds(r[3]),
     }
     yield BLANK
-    yield _table(f"Phases, mean of {n} rank{'s' if n > 1 else ''}", [r for r in found if any(r[1:])], columns)
+    yield _table(f"Phases, mean of {n} rank{'s' if n > 1 else ''}", [r for r in phases if any(r[1:])], columns)
 
 
 def _collectives(report: TraceReport) -> Iterator[Block]:
@@ -203,21 +203,21 @@ def _collectives(report: TraceReport) -> Iterator[Block]:
 
 def _launches(report: TraceReport) -> Iterator[Block]:
     """Yield where collectives were launched, per rank and step."""
-    found, told, steps = totals_by_phase(report)
+    totals, has_bytes, steps = totals_by_phase(report)
     columns: Columns = {
         "kind": lambda r: r[0][0],
         "phase": lambda r: r[0][1],
         "count": lambda r: f"{r[1][0] / steps:.4g}",
-        "bytes": lambda r: format_bytes(r[1][1] / steps, digits=4) if told else "-",
+        "bytes": lambda r: format_bytes(r[1][1] / steps, digits=4) if has_bytes else "-",
         "time": lambda r: format_seconds(r[1][2] / steps),
     }
     yield BLANK
-    yield _table("Launch location of collectives, per rank and step", found.items(), columns, left=2)
+    yield _table("Launch location of collectives, per rank and step", totals.items(), columns, left=2)
 
 
 def _stragglers(report: TraceReport) -> Iterator[Block]:
-    found = [r for r in report.stragglers if r.pairs]
-    if len(found) < 2:
+    rows = [r for r in report.stragglers if r.pairs]
+    if len(rows) < 2:
         return
     columns: Columns = {
         "rank": lambda r: str(r.rank),
@@ -229,7 +229,7 @@ def _stragglers(report: TraceReport) -> Iterator[Block]:
         "own wait": lambda r: format_seconds(r.wait_s),
     }
     yield BLANK
-    yield _table("Last ranks in collectives", found[:SHOWN_ROWS], columns)
+    yield _table("Last ranks in collectives", rows[:SHOWN_ROWS], columns)
     worst = longest_wait(report)
     if worst is not None:
         what = f"{worst.kind} ({worst.key})" if worst.kind not in worst.key else worst.key
@@ -247,8 +247,8 @@ def longest_wait(report: TraceReport) -> PairReport | None:
     return worst if worst is not None and max(worst.wait_s) > 0 else None
 
 
-def _tops(title: str, found: Sequence[TopRow], width: int) -> Iterator[Block]:
-    if not found:
+def _tops(title: str, rows: Sequence[TopRow], width: int) -> Iterator[Block]:
+    if not rows:
         return
     # a name of a few letters is useless: in narrow terminals the mean (sum by count) is omitted
     mean: Columns = {"mean": lambda r: format_seconds(r.mean_s)} if width >= WIDE_COLUMNS else {}
@@ -263,12 +263,12 @@ def _tops(title: str, found: Sequence[TopRow], width: int) -> Iterator[Block]:
         "longest": lambda r: format_seconds(r.max_s),
     }
     yield BLANK
-    yield _table(title, found[:SHOWN_ROWS], columns, left=2)
+    yield _table(title, rows[:SHOWN_ROWS], columns, left=2)
 
 
 def _memory(report: TraceReport) -> Iterator[Block]:
-    found = [(r.rank, m) for r in report.ranks[:SHOWN_RANKS] for m in r.memory]
-    if not found:
+    devices = [(r.rank, m) for r in report.ranks[:SHOWN_RANKS] for m in r.memory]
+    if not devices:
         return
     columns: Columns = {
         "rank": lambda r: str(r[0]),
@@ -278,8 +278,8 @@ def _memory(report: TraceReport) -> Iterator[Block]:
         "at the end": lambda r: format_bytes(r[1].last_bytes, digits=4),
     }
     yield BLANK
-    yield _table("Memory that PyTorch allocated", found, columns, left=2)
-    if any(m.device == "cpu" for _, m in found):
+    yield _table("Memory that PyTorch allocated", devices, columns, left=2)
+    if any(m.device == "cpu" for _, m in devices):
         yield Line(((CPU_MEMORY, "dim"),))
 
 
@@ -306,14 +306,14 @@ def comparison_blocks(comparison: Comparison, width: int) -> Iterator[Block]:
         yield Line(((f"note    {remark}", "dim"),))
 
 
-def _comparison_table(title: str, found: Sequence[DiffRow], width: int) -> Table:
+def _comparison_table(title: str, rows: Sequence[DiffRow], width: int) -> Table:
     columns: Columns = {
         "": lambda r: short_name(r.name, max(width - 40, 20)),
         "this": lambda r: format_figure(r.a, r.unit),
         "other": lambda r: format_figure(r.b, r.unit),
         "ratio": _ratio,
     }
-    return structs.replace(_table(title, found, columns), title_style="")
+    return structs.replace(_table(title, rows, columns), title_style="")
 
 
 def format_figure(value: float | None, unit: Unit) -> str:

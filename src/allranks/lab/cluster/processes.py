@@ -205,7 +205,7 @@ def mounts(pid: int | str) -> list[Mount]:
     rows = []
     for line in (_PROC / str(pid) / "mountinfo").read_text().splitlines():
         left, _, right = line.partition(" - ")
-        target = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), left.split()[4])
+        target = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), left.split()[4])
         rows.append(Mount(left.split()[2], target, right.split()[0]))
     return rows
 

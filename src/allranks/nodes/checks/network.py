@@ -113,8 +113,8 @@ def name(survey: NodeSurvey, probe: Probe) -> Check | None:
 
 def port(survey: NodeSurvey) -> ChecksByHost:
     """Check that the rendezvous port is free on the first node; the other nodes do not listen on it."""
-    asked = survey.required.ports
-    if not asked:
+    ports = survey.required.ports
+    if not ports:
         return {}
     first = survey.first
     if first.free_ports:
@@ -126,7 +126,7 @@ def port(survey: NodeSurvey) -> ChecksByHost:
         )
         return {first.host: failed_check("port", f"TAKEN({survey.need.port})", cure)}
     cure = f"other programs listen on all these ports on {first.host}: set a free port in cluster.rendezvous.port"
-    return {first.host: failed_check("port", f"TAKEN({','.join(map(str, asked))})", cure)}
+    return {first.host: failed_check("port", f"TAKEN({','.join(map(str, ports))})", cure)}
 
 
 def clock(survey: NodeSurvey) -> ChecksByHost:

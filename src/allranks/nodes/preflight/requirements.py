@@ -80,31 +80,31 @@ def required_packages(spec: RunSpec) -> dict[str, str]:
 
 
 def node_requirements(
-    spec: RunSpec, run_root: Path, *, ports: Sequence[int] = (), imports: bool = True, here: Path | None = None
+    spec: RunSpec, run_root: Path, *, ports: Sequence[int] = (), imports: bool = True, folder: Path | None = None
 ) -> NodeRequirements:
-    """Return the requirements for every node of the spec. Paths are the launcher's, made absolute from `here`."""
+    """Return the requirements for every node of the spec. Paths are the launcher's, made absolute from `folder`."""
     from allranks.nodes.checks.registry import ASKS  # with all checks; a run on this machine needs few of them
 
-    here = here or Path.cwd()
+    folder = folder or Path.cwd()
     required = NodeRequirements(
         python=node_python(spec.cluster.python),
         packages=list(required_packages(spec)),
         imports=needed_packages(spec) if imports else [],
-        folders=_folders(spec, run_root, here),
+        folders=_folders(spec, run_root, folder),
         ports=list(ports),
     )
     for ask in ASKS:
-        required = ask(spec, here, required)
+        required = ask(spec, folder, required)
     return required
 
 
-def _folders(spec: RunSpec, run_root: Path, here: Path) -> list[RequiredFolder]:
+def _folders(spec: RunSpec, run_root: Path, folder: Path) -> list[RequiredFolder]:
     def full(path: str | Path) -> str:
-        return str((here / Path(path).expanduser()).absolute())
+        return str((folder / Path(path).expanduser()).absolute())
 
     folders = [
         RequiredFolder(role="project", path=str(PACKAGE_FOLDER), fingerprint=True),
-        RequiredFolder(role="run", path=full(existing_folder(here / run_root)), write=True),
+        RequiredFolder(role="run", path=full(existing_folder(folder / run_root)), write=True),
     ]
     if spec.script is not None:
         program = program_file(spec.script)
@@ -115,21 +115,21 @@ def _folders(spec: RunSpec, run_root: Path, here: Path) -> list[RequiredFolder]:
     sources = [part.source for part in parts_of(spec.data)] if spec.data else []
     roles = ["data" if i == 0 else f"data {i + 1}" for i in range(len(sources))]
     for role, source in (*zip(roles, sources, strict=True), ("eval data", spec.eval.source)):
-        if source and _is_path(source, here):
+        if source and _is_path(source, folder):
             folders.append(RequiredFolder(role=role, path=full(source), fingerprint=True))
-    if spec.model is not None and not spec.model.name.startswith("tiny:") and _is_path(spec.model.name, here):
+    if spec.model is not None and not spec.model.name.startswith("tiny:") and _is_path(spec.model.name, folder):
         folders.append(RequiredFolder(role="model", path=full(spec.model.name), fingerprint=True))
     if spec.cluster.cache:
         folders.append(
             RequiredFolder(
-                role="cache", path=full(existing_folder(here / Path(spec.cluster.cache).expanduser())), write=True
+                role="cache", path=full(existing_folder(folder / Path(spec.cluster.cache).expanduser())), write=True
             )
         )
     return folders
 
 
-def _is_path(text: str, here: Path) -> bool:
-    return not text.startswith("builtin:") and (looks_like_file(text) or (here / text).exists())
+def _is_path(text: str, folder: Path) -> bool:
+    return not text.startswith("builtin:") and (looks_like_file(text) or (folder / text).exists())
 
 
 def existing_folder(path: Path) -> Path:
@@ -150,7 +150,7 @@ def write_nonces(required: NodeRequirements) -> Iterator[tuple[NodeRequirements,
 
     secret, name = secrets.token_hex(16), f".allranks-nonce-{os.getpid()}-{secrets.token_hex(4)}"
     made: list[Path] = []
-    folders, told = [], {}
+    folders, nonces = [], {}
     try:
         for item in required.folders:
             path = Path(item.path) / name
@@ -159,11 +159,11 @@ def write_nonces(required: NodeRequirements) -> Iterator[tuple[NodeRequirements,
                 try:
                     path.write_text(secret)
                     made.append(path)
-                    named, told[item.role] = msgspec.structs.replace(item, nonce=name), secret
+                    named, nonces[item.role] = msgspec.structs.replace(item, nonce=name), secret
                 except OSError:
                     pass
             folders.append(named)
-        yield msgspec.structs.replace(required, folders=folders), told
+        yield msgspec.structs.replace(required, folders=folders), nonces
     finally:
         for path in made:
             path.unlink(missing_ok=True)

@@ -34,7 +34,7 @@ def run_checks(survey: NodeSurvey) -> list[PreflightReport]:
     """Return one report per node, in the order of the nodes."""
     verdicts = [check(survey) for check in CHECKS]
     return [
-        PreflightReport(host=probe.host, checks=[found[probe.host] for found in verdicts if probe.host in found])
+        PreflightReport(host=probe.host, checks=[verdict[probe.host] for verdict in verdicts if probe.host in verdict])
         for probe in sorted(survey.probes, key=lambda probe: probe.node_id)
     ]
 

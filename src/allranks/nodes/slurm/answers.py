@@ -465,8 +465,8 @@ def parse_node_list(text: str, partition: str | None = None) -> list[ListedNode]
 
 def _pairs(text: str) -> dict[str, str]:
     values: dict[str, str] = {}
-    for found in _PAIR.finditer(text):
-        values.setdefault(found["key"], found["value"].strip())
+    for match in _PAIR.finditer(text):
+        values.setdefault(match["key"], match["value"].strip())
     return values
 
 

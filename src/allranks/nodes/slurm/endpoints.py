@@ -86,7 +86,7 @@ def start_ticks(pid: int) -> int | None:
 
 def _mount_points() -> set[str]:
     lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
-    return {re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), line.split()[4]) for line in lines}
+    return {re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), line.split()[4]) for line in lines}
 
 
 def read_endpoint(folder: Path) -> SlurmEndpoint | None:

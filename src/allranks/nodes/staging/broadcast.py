@@ -216,9 +216,9 @@ def staged(
         sent, used = 0, set()
         for names, parts in _groups(bundle, lacking):
             log(f"staging {', '.join(part.name for part in parts)} on {', '.join(names)}")
-            count, how = _send(bundle, allocation, {name: lacking[name] for name in names}, parts, method, log)
+            count, method_used = _send(bundle, allocation, {name: lacking[name] for name in names}, parts, method, log)
             sent += count
-            used.add(how)
+            used.add(method_used)
         yield StageManifest(
             job=allocation.folder,
             bundle=bundle.key,

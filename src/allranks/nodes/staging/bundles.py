@@ -242,7 +242,7 @@ def _pack_part(source: PartFiles, store: Path, log: Log) -> BundlePart:
         except OSError as error:
             raise EnvironmentNotAble(f"part {source.name} cannot be packed: {describe_os_error(error)}") from None
 
-    entry, how = get_or_build(store, f"{source.name}-{_part_key(source, known)}", pack_it, log)
+    entry, origin = get_or_build(store, f"{source.name}-{_part_key(source, known)}", pack_it, log)
     archive = read_record(entry / MANIFEST)["files"][ARCHIVE]  # `get_or_build` has compared the hash with the file
     return BundlePart(
         name=source.name,
@@ -254,7 +254,7 @@ def _pack_part(source: PartFiles, store: Path, log: Log) -> BundlePart:
         bytes=archive["bytes"],
         files=len(source.files),
         unpacked_bytes=sum(path.stat().st_size for _, path in source.files),
-        how=how,
+        how=origin,
         revision=source.revision,
         override=source.override or {},
     )

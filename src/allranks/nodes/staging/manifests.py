@@ -82,9 +82,9 @@ class StageManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     def of(self, node: str) -> NodeStage:
         """Return what one node uses; raise KeyError if the job does not have it."""
-        for found in self.nodes:
-            if found.node == node:
-                return found
+        for stage in self.nodes:
+            if stage.node == node:
+                return stage
         raise KeyError(node)
 
     def python(self, default: Sequence[str] | None = None) -> list[str]:

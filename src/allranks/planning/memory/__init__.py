@@ -27,27 +27,27 @@ def fit(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> Fit:
     Raises:
         SpecError: the model's config is broken.
     """
-    found = find_config(spec)
+    config = find_config(spec)
     there = capacity(spec, plan, facts)
-    return with_remedies(estimate(spec, plan, found, there), spec, plan, facts, found)
+    return with_remedies(estimate(spec, plan, config, there), spec, plan, facts, config)
 
 
-def known_bytes(found: Fit) -> int | None:
+def known_bytes(fit: Fit) -> int | None:
     """Return what a rank needs at its peak, or None for an unknown model."""
-    return None if found.unknown else found.needed_bytes
+    return None if fit.unknown else fit.needed_bytes
 
 
-def saved_bytes(found: Fit, spec: RunSpec, plan: LaunchPlan) -> int:
+def saved_bytes(fit: Fit, spec: RunSpec, plan: LaunchPlan) -> int:
     """Return the bytes of the weights in a checkpoint: all, or the adapter; 0 for an unknown model."""
-    weights = found.parameters if spec.adapter.type == "none" else found.parameters_trained
+    weights = fit.parameters if spec.adapter.type == "none" else fit.parameters_trained
     return weights * DTYPE_BYTES[plan.param_dtype]
 
 
-def require(found: Fit) -> None:
+def require(fit: Fit) -> None:
     """Refuse a plan that cannot fit.
 
     Raises:
         EnvironmentNotAble: the device has too little memory; the message names the phase and what would make it fit.
     """
-    if found.refused:
-        raise EnvironmentNotAble(refusal(found))
+    if fit.refused:
+        raise EnvironmentNotAble(refusal(fit))

@@ -243,7 +243,7 @@ def with_runtime(moments: list[Moment], config: ModelConfig, batch: MicroBatch, 
     widest = batch.tokens * batch.element * max(config.intermediate, config.expert_intermediate)
     on_heap = ((hidden < MAPPED_BYTES[recomputes]) + (widest < MAPPED_BYTES[recomputes])) / 2  # share of activations
     share = max(on_heap, SMALL_TENSORS if recomputes else 0.0)
-    most, found = 0, []
+    most, phases = 0, []
     if recomputes_blocks:  # later steps begin with the heap of the first one's backward
         most = max(m.parts.get("activations", 0) for m in moments)
     for moment in moments:
@@ -254,8 +254,8 @@ def with_runtime(moments: list[Moment], config: ModelConfig, batch: MicroBatch, 
             slack = HEAP_WITH_CHECKPOINTING * most - filled
         else:
             slack = max(HEAP_FRAGMENTATION * now, HEAP_RETAINED * most - now)
-        found.append(_with(moment, fixed, slack * share))
-    return found
+        phases.append(_with(moment, fixed, slack * share))
+    return phases
 
 
 def _with(moment: Moment, fixed: Parts, slack: float) -> Moment:

@@ -97,7 +97,7 @@ class _Reader:
         default_inner = hidden * n.intermediate_times or None
         kv_heads = self._size(n.kv_heads, default=heads) if n.kv_heads else heads
         head_dim = max(1, hidden // heads)
-        found = ModelConfig(
+        config = ModelConfig(
             family=family,
             hidden=hidden,
             layers=self._size(n.layers, MAX_SIZES["layers"]),
@@ -121,7 +121,7 @@ class _Reader:
         )
         if heads % kv_heads:
             self.problems.append(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
-        return found
+        return config
 
     def _experts(self, n: Experts) -> dict[str, Any]:
         other_name = n.count not in self._raw and "num_local_experts" in self._raw

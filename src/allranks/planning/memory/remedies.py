@@ -45,16 +45,16 @@ def decide_replication(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> 
     Raises:
         SpecError: ``replicate: nodes`` with one rank per node; or the model's config is broken.
     """
-    asked, procs = plan.strategy_options.get(REPLICATE), plan.procs_per_node
+    requested, procs = plan.strategy_options.get(REPLICATE), plan.procs_per_node
 
     def decided(value: str, reason: str) -> LaunchPlan:
         options = {**plan.strategy_options, REPLICATE: value}
         return msgspec.structs.replace(plan, strategy_options=options, replication=reason)
 
-    if asked is None or plan.batch is None:
+    if requested is None or plan.batch is None:
         return plan
     several = len(plan.nodes) > 1
-    if several and procs == 1 and asked == REPLICATE_NODES:
+    if several and procs == 1 and requested == REPLICATE_NODES:
         raise SpecError(
             "strategy.replicate: nodes shards weights over the ranks of each node, and there is one rank per node; use "
             "pytorch_ddp, which replicates them, or set strategy.replicate: none"
@@ -62,9 +62,9 @@ def decide_replication(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> 
     if not several or procs == 1:
         return decided(REPLICATE_NONE, f"{SHARDED}: a node has one rank" if several else "")
     saved = _sent(spec, plan)
-    if asked != REPLICATE_AUTO:
-        what = f"weights are sharded over the {procs} ranks of each node" if asked == REPLICATE_NODES else SHARDED
-        return decided(str(asked), f"{what} (strategy.replicate: {asked}){saved}")
+    if requested != REPLICATE_AUTO:
+        what = f"weights are sharded over the {procs} ranks of each node" if requested == REPLICATE_NODES else SHARDED
+        return decided(str(requested), f"{what} (strategy.replicate: {requested}){saved}")
     there = capacity(spec, plan, facts)
     copied = estimate(spec, decided(REPLICATE_NODES, ""), find_config(spec), there)
     if copied.unknown or there.bytes is None:
@@ -141,21 +141,21 @@ def choose_recomputation(plan: LaunchPlan, spec: RunSpec, facts: MachineFacts) -
     return decided(RECOMPUTE_FULL, why)
 
 
-def verdict_line(found: Fit) -> str:
+def verdict_line(fit: Fit) -> str:
     """Return one sentence: what a rank needs, what it has, and whether that is enough."""
-    if found.unknown:
-        return f"not known: {found.unknown}; not refused"
-    there = found.capacity
-    need = f"a rank needs about {format_bytes(found.needed_bytes)}"
-    need += f", most of it at: {found.peak}"
-    if found.verdict == NOT_KNOWN or there.bytes is None:
+    if fit.unknown:
+        return f"not known: {fit.unknown}; not refused"
+    there = fit.capacity
+    need = f"a rank needs about {format_bytes(fit.needed_bytes)}"
+    need += f", most of it at: {fit.peak}"
+    if fit.verdict == NOT_KNOWN or there.bytes is None:
         return f"{need}; its capacity is not known, so it is not refused ({there.source})"
     has = f"it has {format_bytes(there.bytes)} ({there.device}, {there.source})"
-    if found.verdict == FITS:
+    if fit.verdict == FITS:
         return f"{need}; {has}: it fits"
-    if found.verdict == CLOSE:
+    if fit.verdict == CLOSE:
         return f"{need}; {has}: too close to the limit to decide, so it is not refused"
-    return f"{need}; {has}: it does not fit, and would fail in: {found.fails_in}"
+    return f"{need}; {has}: it does not fit, and would fail in: {fit.fails_in}"
 
 
 def remedy_line(remedy: Remedy) -> str:
@@ -169,13 +169,13 @@ def remedy_settings(remedy: Remedy) -> str:
     return " ".join(f"--set {shlex.quote(s)}" for s in remedy.settings)
 
 
-def refusal(found: Fit) -> str:
+def refusal(fit: Fit) -> str:
     """Return the full error message."""
-    cures = [f"  {i}. {remedy_line(r)}\n     {remedy_settings(r)}" for i, r in enumerate(found.remedies, 1)]
+    cures = [f"  {i}. {remedy_line(r)}\n     {remedy_settings(r)}" for i, r in enumerate(fit.remedies, 1)]
     head = "no known change of the spec makes it fit; the closest is:"
-    if any(r.fits for r in found.remedies):
+    if any(r.fits for r in fit.remedies):
         head = "changes that make it fit, the cheapest first:"
-    lines = [f"memory: {verdict_line(found)}", *([head, *cures] if cures else [])]
+    lines = [f"memory: {verdict_line(fit)}", *([head, *cures] if cures else [])]
     return "\n".join([*lines, "to start it anyway: --force"])
 
 
@@ -188,15 +188,15 @@ Change = tuple[str, list[str], str]
 """What it is, its settings, and its cost."""
 
 
-def with_remedies(found: Fit, spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, config: ConfigSource) -> Fit:
+def with_remedies(fit: Fit, spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, config: ConfigSource) -> Fit:
     """Return the estimate with up to three changes that make it fit; if none does, with all of them combined."""
-    if found.verdict not in (CLOSE, TOO_LARGE):
-        return found
-    tried = (_try(spec, change, facts, config, found) for change in _changes(spec, plan))
+    if fit.verdict not in (CLOSE, TOO_LARGE):
+        return fit
+    tried = (_try(spec, change, facts, config, fit) for change in _changes(spec, plan))
     remedies = list(filter(None, tried))
     fitting = [remedy for remedy in remedies if remedy.fits][:MAX_REMEDIES]
     nearest = sorted(remedies, key=lambda remedy: remedy.needed_bytes)[:1]
-    return msgspec.structs.replace(found, remedies=fitting or nearest)
+    return msgspec.structs.replace(fit, remedies=fitting or nearest)
 
 
 def _try(spec: RunSpec, change: Change, facts: MachineFacts, config: ConfigSource, before: Fit) -> Remedy | None:

@@ -90,8 +90,8 @@ def shapes_of(config: ModelConfig) -> Shapes:
 
 
 def _linear(name: str, out: int, into: int, bias: bool) -> list[Weight]:
-    found = [Weight(f"{name}.weight", (out, into))]
-    return [*found, Weight(f"{name}.bias", (out,), "bias")] if bias else found
+    weights = [Weight(f"{name}.weight", (out, into))]
+    return [*weights, Weight(f"{name}.bias", (out,), "bias")] if bias else weights
 
 
 def _norms(names: Iterable[str], size: int, family: Family) -> list[Weight]:
@@ -123,22 +123,22 @@ def _head(c: ModelConfig, f: Family) -> list[Weight]:
 def _attention(c: ModelConfig, f: Family) -> list[Weight]:
     q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
     *readers, output = f.attention
-    found = []
+    weights = []
     for name, out in zip(readers, (q, kv, kv) if len(readers) > 1 else (q + 2 * kv,), strict=True):
-        found += _linear(name, out, c.hidden, c.attention_bias)
-    found += _linear(output, c.hidden, q, c.attention_bias and f.output_bias)
+        weights += _linear(name, out, c.hidden, c.attention_bias)
+    weights += _linear(output, c.hidden, q, c.attention_bias and f.output_bias)
     if c.qk_norm:
         sizes = (c.head_dim, c.head_dim) if f.norm_per_head else (q, kv)
         for name, size in zip(("self_attn.q_norm", "self_attn.k_norm"), sizes, strict=True):
-            found += _norms([name], size, f)
-    return found
+            weights += _norms([name], size, f)
+    return weights
 
 
 def _dense_mlp(c: ModelConfig, names: Sequence[str], inner: int) -> list[Weight]:
     *readers, output = names
     width = inner * (2 if family_of(c.family).gated and len(readers) == 1 else 1)
-    found = [w for name in readers for w in _linear(name, width, c.hidden, c.mlp_bias)]
-    return [*found, *_linear(output, c.hidden, inner, c.mlp_bias)]
+    weights = [w for name in readers for w in _linear(name, width, c.hidden, c.mlp_bias)]
+    return [*weights, *_linear(output, c.hidden, inner, c.mlp_bias)]
 
 
 def shared_mlp(experts: Experts) -> list[str]:

@@ -92,7 +92,7 @@ def plan_options(options: Json, train: TrainSpec, work: PlannedWork) -> Json:
     Raises:
         SpecError: the configuration contradicts the spec.
     """
-    asked = DeepSpeedExpectations(
+    expected = DeepSpeedExpectations(
         stage=STAGES[work.strategy],
         world_size=work.world_size,
         micro_batch_size=work.micro_batch_size,
@@ -103,10 +103,13 @@ def plan_options(options: Json, train: TrainSpec, work: PlannedWork) -> Json:
         weight_decay=train.weight_decay,
         device=work.device,
     )
-    return {**options, "config": complete_config(options["config"], asked, options["config_from"] or "strategy.config")}
+    return {
+        **options,
+        "config": complete_config(options["config"], expected, options["config_from"] or "strategy.config"),
+    }
 
 
-def complete_config(given: Json | None, asked: DeepSpeedExpectations, where: str) -> Json:
+def complete_config(given: Json | None, expected: DeepSpeedExpectations, where: str) -> Json:
     """Return the configuration completed with all values that the spec determines.
 
     A value that is missing or ``"auto"`` comes from the spec. Values that stay ``"auto"`` are known only to the ranks
@@ -120,7 +123,7 @@ def complete_config(given: Json | None, asked: DeepSpeedExpectations, where: str
     """
     config = json.loads(json.dumps(given or {}))
     problems = list(_unsupported(config))
-    for path, ours, key, always in _rules(config, asked):
+    for path, ours, key, always in _rules(config, expected):
         theirs = _at(config, path)
         if ours is None:
             continue
@@ -129,31 +132,31 @@ def complete_config(given: Json | None, asked: DeepSpeedExpectations, where: str
         elif theirs is not None and not same_setting(theirs, ours):
             shown = f"{path} is {json.dumps(theirs)}, but {key} is {json.dumps(ours)}"
             problems.append(f'{shown}; write "auto" or make them agree')
-    problems += _of_optimizer(config, asked)
+    problems += _of_optimizer(config, expected)
     if problems:
         raise SpecError(f"{where}: " + "; ".join(problems))
     return config
 
 
-def _rules(config: Json, asked: DeepSpeedExpectations) -> Iterator[tuple[str, Any, str, bool]]:
+def _rules(config: Json, expected: DeepSpeedExpectations) -> Iterator[tuple[str, Any, str, bool]]:
     """Return (key in the JSON, our value, key in the spec, whether to write it if the JSON omits it)."""
-    micro, accum = asked.micro_batch_size, asked.grad_accum
+    micro, accum = expected.micro_batch_size, expected.grad_accum
     yield "train_micro_batch_size_per_gpu", micro, "train.micro_batch_size", True
     yield "gradient_accumulation_steps", accum, "the accumulation of train.grad_accum or train.global_batch_size", True
     if micro is not None and accum is not None:
-        product = f"micro-batch x accumulation x ranks = {micro} x {accum} x {asked.world_size}"
-        yield "train_batch_size", micro * accum * asked.world_size, product, True
-    yield "zero_optimization.stage", asked.stage, "the stage of strategy.name", True
-    if asked.dtype is not None:
-        yield "fp16.enabled", False, f"float16 (model.dtype: {asked.dtype})", False
-        if asked.dtype != "bfloat16":
-            yield "bf16.enabled", False, f"bfloat16 (model.dtype: {asked.dtype})", True
+        product = f"micro-batch x accumulation x ranks = {micro} x {accum} x {expected.world_size}"
+        yield "train_batch_size", micro * accum * expected.world_size, product, True
+    yield "zero_optimization.stage", expected.stage, "the stage of strategy.name", True
+    if expected.dtype is not None:
+        yield "fp16.enabled", False, f"float16 (model.dtype: {expected.dtype})", False
+        if expected.dtype != "bfloat16":
+            yield "bf16.enabled", False, f"bfloat16 (model.dtype: {expected.dtype})", True
         elif _at(config, "bf16.enabled") is False:  # adapters may be float32: the ranks will see
-            yield "bf16.enabled", AUTO, f"model.dtype: {asked.dtype}", True
-    yield "gradient_clipping", asked.clip_norm, "train.max_grad_norm (0 is none)", True
+            yield "bf16.enabled", AUTO, f"model.dtype: {expected.dtype}", True
+    yield "gradient_clipping", expected.clip_norm, "train.max_grad_norm (0 is none)", True
     if isinstance(config.get("optimizer"), dict):
-        yield "optimizer.params.lr", asked.lr, "train.lr", True
-        yield "optimizer.params.weight_decay", asked.weight_decay, "train.weight_decay", True
+        yield "optimizer.params.lr", expected.lr, "train.lr", True
+        yield "optimizer.params.weight_decay", expected.weight_decay, "train.weight_decay", True
 
 
 def _unsupported(config: Json) -> Iterator[str]:
@@ -182,7 +185,7 @@ def _is_on(value: Any) -> bool:
     return value not in (None, False, AUTO)
 
 
-def _of_optimizer(config: Json, asked: DeepSpeedExpectations) -> Iterator[str]:
+def _of_optimizer(config: Json, expected: DeepSpeedExpectations) -> Iterator[str]:
     """Check the optimizer section. Without one, the project's AdamW is used, which works with every ZeRO stage."""
     optimizer = config.get("optimizer")
     if optimizer is None:
@@ -194,7 +197,7 @@ def _of_optimizer(config: Json, asked: DeepSpeedExpectations) -> Iterator[str]:
             params[key] = value
     if name.lower() in {n.lower() for n in UNSUPPORTED_OPTIMIZERS}:
         yield f"optimizer.type {name} uses its own communication, which differs from the reference's; use AdamW"
-    elif asked.device == "cpu" and name.lower() in ("adam", "adamw") and params.get("torch_adam") is not True:
+    elif expected.device == "cpu" and name.lower() in ("adam", "adamw") and params.get("torch_adam") is not True:
         yield (
             f"optimizer.type {name} would be compiled when the run starts, which is useless on a CPU; add "
             "params.torch_adam: true, or leave the section out for the project's own AdamW"

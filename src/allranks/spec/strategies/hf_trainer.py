@@ -84,7 +84,7 @@ def plan_options(options: Json, train: TrainSpec, work: PlannedWork) -> Json:
     Raises:
         SpecError: an argument contradicts the spec, or users cannot set it.
     """
-    asked = TrainerExpectations(
+    expected = TrainerExpectations(
         train=train,
         micro_batch_size=work.micro_batch_size,
         grad_accum=work.grad_accum,
@@ -92,10 +92,10 @@ def plan_options(options: Json, train: TrainSpec, work: PlannedWork) -> Json:
         device=work.device,
         find_unused_parameters=options["find_unused_parameters"],
     )
-    return {**options, "args": complete_arguments(options["args"], asked)}
+    return {**options, "args": complete_arguments(options["args"], expected)}
 
 
-def complete_arguments(given: Any, asked: TrainerExpectations) -> Json:
+def complete_arguments(given: Any, expected: TrainerExpectations) -> Json:
     """Return TrainingArguments as keywords: values of the spec and of the user.
 
     Raises:
@@ -104,22 +104,22 @@ def complete_arguments(given: Any, asked: TrainerExpectations) -> Json:
     if given is not None and not isinstance(given, dict):
         raise SpecError(f"{KEY}: expected a mapping of TrainingArguments, got {given!r}")
     given = given or {}
-    settled = _settled(asked)
+    settled = _settled(expected)
     problems = [p for name, value in given.items() if (p := _problem(str(name), value, settled))]
     if problems:
         raise SpecError(f"{KEY}: " + "; ".join(problems))
-    backend = {"ddp_backend"} if asked.backend is None else set()
+    backend = {"ddp_backend"} if expected.backend is None else set()
     own = {name: value for name, value in given.items() if name in {*FREE, *backend}}
     return {name: value for name, (value, _) in settled.items() if value is not None} | FIXED | own
 
 
-def _settled(asked: TrainerExpectations) -> dict[str, tuple[Any, str]]:
+def _settled(expected: TrainerExpectations) -> dict[str, tuple[Any, str]]:
     """Return each argument's value, and the spec key that sets it."""
-    train: TrainSpec = asked.train
+    train: TrainSpec = expected.train
     return {
-        "per_device_train_batch_size": (asked.micro_batch_size, "train.micro_batch_size"),
+        "per_device_train_batch_size": (expected.micro_batch_size, "train.micro_batch_size"),
         "gradient_accumulation_steps": (
-            asked.grad_accum,
+            expected.grad_accum,
             "the accumulation (train.grad_accum, train.global_batch_size)",
         ),
         "learning_rate": (train.lr, "train.lr"),
@@ -135,9 +135,9 @@ def _settled(asked: TrainerExpectations) -> dict[str, tuple[Any, str]]:
         "adam_beta2": (ADAM_BETAS[1], "that of the project's AdamW"),
         "adam_epsilon": (ADAM_EPS, "that of the project's AdamW"),
         # On CPUs both are needed: without use_cpu the model is not wrapped and the ranks diverge silently.
-        "use_cpu": (asked.device == "cpu", "cluster.device"),
-        "ddp_backend": (asked.backend, "cluster.backend"),
-        "ddp_find_unused_parameters": (asked.find_unused_parameters, "strategy.find_unused_parameters"),
+        "use_cpu": (expected.device == "cpu", "cluster.device"),
+        "ddp_backend": (expected.backend, "cluster.backend"),
+        "ddp_find_unused_parameters": (expected.find_unused_parameters, "strategy.find_unused_parameters"),
     }
 
 

@@ -104,11 +104,11 @@ class Baseline:
         return PlainTrainer(spec, sequences, order, pad, self._world.device, dtype)
 
     def _planned(self, sequences: list[PlainSequence], order: PlannedRows) -> list[list[Json]]:
-        found = []
+        trials = []
         for rank in range(self._world.size):
             steps = [order.of_rank(step, rank) for step in range(self._steps)]
             rows = [[row for part in parts for i in part for row in sequences[i]] for parts in steps]
-            found.append(
+            trials.append(
                 [
                     {
                         "rows": rows_digest(parts),
@@ -118,12 +118,12 @@ class Baseline:
                     for parts, own in zip(steps, rows, strict=True)
                 ]
             )
-        return found
+        return trials
 
     def judge(self, strategy: Strategy, model: LossModel, steps: list[Json], work: TrialWork) -> Json:
         """Return this rank's work, and on rank 0 the distances from the reference. Collective."""
         accum, micro = self._bench.batch.grad_accum, work.micro_batches
-        found: Json = {
+        verdict: Json = {
             "updates": work.updates,
             "micro_batches": len(micro),
             "work": [
@@ -139,13 +139,13 @@ class Baseline:
         if self._world.is_first:
             ours = PlainTraining(whole, [e["loss"] for e in steps], [e["grad_norm"] for e in steps])
             plain = replace(self._plain, weights=load_file(self._trained_file))
-            found |= _distances(ours, plain, load_file(self._start_file))
+            verdict |= _distances(ours, plain, load_file(self._start_file))
         if strategy.replicated:
             mine = torch.tensor([float(p.double().sum()) for p in model.parameters()], dtype=torch.float64)
             every = [torch.zeros_like(mine) for _ in range(self._world.size)]
             dist.all_gather(every, mine, group=self._world.control)
-            found["ranks_differ"] = max(float((t - mine).abs().max()) for t in every)
-        return found
+            verdict["ranks_differ"] = max(float((t - mine).abs().max()) for t in every)
+        return verdict
 
 
 def rows_digest(micro_batches: list[list[int]]) -> str:

@@ -92,13 +92,13 @@ class MemoryUsage:
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage]:
-    found = {}
+    storages = {}
     for t in tensors:
         local = t.to_local() if isinstance(t, DTensor) else t
         storage = local.untyped_storage()
         if storage.nbytes():
-            found[storage.data_ptr()] = storage
-    return found
+            storages[storage.data_ptr()] = storage
+    return storages
 
 
 def _total(tensors: Iterable[torch.Tensor]) -> int:

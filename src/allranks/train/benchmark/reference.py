@@ -133,12 +133,12 @@ def _labelled(examples: list[Example], spec: RunSpec, data: PreparedData) -> lis
     classes = {v: i for i, v in enumerate(sorted(values, key=float if numeric else str))}
     if not spec.model or not spec.model.name.startswith("tiny:"):
         classes = data.facts.labels  # a trained head has an order of its own
-    found = []
+    labelled = []
     for example in examples:
         text = "".join(text for text, _ in example.turns)
         ids = data.tokenizer(text, truncation=True, max_length=spec.data.max_length)["input_ids"]
-        found.append(PlainRow(ids, [False] * len(ids), label=classes[example.label or ""]))
-    return found
+        labelled.append(PlainRow(ids, [False] * len(ids), label=classes[example.label or ""]))
+    return labelled
 
 
 def _is_number(text: str) -> bool:

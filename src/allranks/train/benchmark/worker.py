@@ -50,10 +50,10 @@ UNEVEN_STEPS = 5  # of 6 W rows each, from 6 W + 7: four epochs, none of which e
 def run_benchmark_rank(run: RunDir, attempt: int, spec: RunSpec) -> int:
     """Run the comparison of a run folder, and return the exit code. `spec`: the run's, with paths of this node."""
     plan = load_plan(run)
-    asked = msgspec.json.decode(read_regular(run.compare), type=CompareRequest)
+    request = msgspec.json.decode(read_regular(run.compare), type=CompareRequest)
     with open_event_log(run, attempt, None) as events:
         world = join_process_group(plan)
-        code = BenchmarkWorker(run, spec, plan, asked, world, events).run()
+        code = BenchmarkWorker(run, spec, plan, request, world, events).run()
         leave_process_group()
     return code
 
@@ -86,9 +86,15 @@ class BenchmarkWorker:
     """
 
     def __init__(
-        self, run: RunDir, spec: RunSpec, plan: LaunchPlan, asked: CompareRequest, world: DistContext, events: EventLog
+        self,
+        run: RunDir,
+        spec: RunSpec,
+        plan: LaunchPlan,
+        request: CompareRequest,
+        world: DistContext,
+        events: EventLog,
     ) -> None:
-        self._run, self._spec, self._plan, self._asked = run, spec, plan, asked
+        self._run, self._spec, self._plan, self._asked = run, spec, plan, request
         self._world, self._events = world, events
         self._started = time.perf_counter()
 
@@ -129,7 +135,7 @@ class BenchmarkWorker:
         self._events.write("phase", name=name, **more)
         heartbeat.phase(name)
 
-    def _rounds(self, found: dict[str, StrategyResult]) -> None:
+    def _rounds(self, results: dict[str, StrategyResult]) -> None:
         """Run the repeats alternately, so that a temporary disturbance of the machine affects all strategies equally.
 
         Strategies with disturbed repeats are timed again afterwards, when the disturbance may be over.
@@ -138,14 +144,14 @@ class BenchmarkWorker:
         for repeat in range(repeats):
             turn = repeat % len(names)
             for entry in (*names[turn:], *names[:turn]):
-                self._repeat(entry, found[entry.name], f"repeat {repeat + 1} of {repeats}: {entry.name}")
+                self._repeat(entry, results[entry.name], f"repeat {repeat + 1} of {repeats}: {entry.name}")
         for extra in range(EXTRA_ROUNDS):
             for entry in names:
-                if found[entry.name].undisturbed < repeats:
+                if results[entry.name].undisturbed < repeats:
                     text = (
                         f"the machine was overloaded, once more ({extra + 1} of at most {EXTRA_ROUNDS}): {entry.name}"
                     )
-                    self._repeat(entry, found[entry.name], text)
+                    self._repeat(entry, results[entry.name], text)
 
     def _repeat(self, entry: StrategyChoice, known: StrategyResult, text: str) -> None:
         if known.failed is not None:
@@ -155,7 +161,7 @@ class BenchmarkWorker:
         if known.failed is None:
             known.undisturbed += not was_disturbed(self._world, known.repeats[-1]["load"])
 
-    def _guarded(self, found: StrategyResult, action: Callable[[], None]) -> None:
+    def _guarded(self, result: StrategyResult, action: Callable[[], None]) -> None:
         """Run an action; if it fails on any rank, exclude the strategy on all ranks and continue with the others."""
         problem = None
         try:
@@ -166,7 +172,7 @@ class BenchmarkWorker:
         dist.all_gather_object(problems, problem, group=self._world.control)
         bad = [(r, p) for r, p in enumerate(problems) if p]
         if bad:
-            found.failed = f"rank {bad[0][0]}: {bad[0][1]}"
+            result.failed = f"rank {bad[0][0]}: {bad[0][1]}"
         gc.collect()
 
     def _tell(self, text: str) -> None:
@@ -235,8 +241,8 @@ class BenchmarkWorker:
             **{part: [e.get(part, 0.0) for e in counted] for part in PARTS},
         }
 
-    def _write(self, found: dict[str, StrategyResult], control: dict[str, Any]) -> None:
-        mine = {name: vars(f) for name, f in found.items()}
+    def _write(self, results: dict[str, StrategyResult], control: dict[str, Any]) -> None:
+        mine = {name: vars(f) for name, f in results.items()}
         every: list[Any] = [None] * self._world.size
         dist.all_gather_object(every, mine, group=self._world.control)
         if not self._world.is_first:

@@ -56,8 +56,8 @@ class SampleOrder:
         epochs, within = np.divmod(positions, self.n)
         out = np.empty_like(positions)
         for epoch in np.unique(epochs):
-            here = epochs == epoch
-            out[here] = self._epoch(int(epoch))[within[here]]
+            in_epoch = epochs == epoch
+            out[in_epoch] = self._epoch(int(epoch))[within[in_epoch]]
         return out
 
     def global_batch(self, step: int) -> Rows:
@@ -77,12 +77,12 @@ class SampleOrder:
             max_steps: look at this many steps at most.
         """
         size = self._batch.global_batch_size
-        found = []
+        batches = []
         for step in range(min(math.ceil(self.n / size), max_steps or self.n)):
             rows = np.concatenate(self.micro_batches(step))
             places = np.arange(step * size, (step + 1) * size).reshape(self._batch.grad_accum, self._world, -1)
-            found.append(rows[places[:, self._rank].ravel() < self.n])  # the last batch is filled from the next epoch
-        return np.concatenate(found)
+            batches.append(rows[places[:, self._rank].ravel() < self.n])  # the last batch is filled from the next epoch
+        return np.concatenate(batches)
 
     def positions_in(self, max_steps: int) -> int:
         """Return how many sequences of the first epoch all ranks take in at most this many steps."""

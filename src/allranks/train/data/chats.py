@@ -261,8 +261,10 @@ def _as_history(row: list[Turn], writer: ChatWriter) -> Iterator[list[Turn]]:
 def _functions(message: Message) -> list[dict[str, Any]]:
     """Return the functions of a message's tool calls."""
     calls = message.get("tool_calls")
-    found = [call.get("function", call) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
-    return [one for one in found if isinstance(one, dict) and "arguments" in one]
+    functions = (
+        [call.get("function", call) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    )
+    return [one for one in functions if isinstance(one, dict) and "arguments" in one]
 
 
 def _with_arguments(message: Message, *, as_text: bool) -> Message:
@@ -286,10 +288,10 @@ def _arguments(given: Any, *, as_text: bool) -> Any:
     if not isinstance(given, str):
         return given
     try:
-        found = json.loads(given or "{}")
+        arguments = json.loads(given or "{}")
     except ValueError:
         return given
-    return found if isinstance(found, dict) else given
+    return arguments if isinstance(arguments, dict) else given
 
 
 def _marked(message: Message, mark: str) -> Message:

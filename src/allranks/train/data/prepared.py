@@ -413,7 +413,7 @@ def pack_isolated(lengths: Sequence[int], capacity: int, seed: int) -> list[list
 def _questions(held_out: list[Example], tokenizer: Any | None) -> list[dict[str, str]]:
     """Return held-out prompts with their reference answers; of a chat, the text before its last reply."""
     writer = ChatWriter(tokenizer) if tokenizer is not None else None
-    found = []
+    questions = []
     for example in held_out:
         if example.answer is None:
             continue
@@ -421,8 +421,8 @@ def _questions(held_out: list[Example], tokenizer: Any | None) -> list[dict[str,
         if writer is not None and example.messages:
             prompt = writer.prompt(example.messages[:-1], example.tools, example.place)
         if prompt:
-            found.append({"prompt": prompt, "answer": example.answer})
-    return found
+            questions.append({"prompt": prompt, "answer": example.answer})
+    return questions
 
 
 def _split_chats(encoded: list[EncodedRow]) -> list[str]:
@@ -445,13 +445,13 @@ def data_warnings(facts: DataFacts, max_length: int) -> list[str]:
         ((facts.rows_eval_truncated - facts.rows_eval_without_target) / held, "of the held-out rows are longer than data.max_length {} and are cut"),
         (facts.rows_eval_without_target / held, "of the held-out rows are not scored: their prompt alone is longer than data.max_length {}"),
     )  # fmt: skip
-    found = [f"{share:.0%} {words.format(max_length)}" for share, words in shares if share >= WARN_SHARE]
+    warnings = [f"{share:.0%} {words.format(max_length)}" for share, words in shares if share >= WARN_SHARE]
     if facts.rows_duplicated:
-        found.append(
+        warnings.append(
             f"{facts.rows_duplicated} of {facts.rows_eval} held-out rows are also training rows: the held-out loss is "
             "too low; remove duplicates"
         )
-    return found
+    return warnings
 
 
 def identical_rows(train: Sequence[Example]) -> list[int]:

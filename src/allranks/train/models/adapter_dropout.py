@@ -67,14 +67,14 @@ def _positions(n: int, p: float) -> torch.Tensor:
     """Return the positions (int64, increasing) of the elements of n that are dropped, each with probability p."""
     mean = n * p
     draws = int(mean + 6 * math.sqrt(mean) + 16)
-    found, last = [], -1
+    chunks, last = [], -1
     while last < n:
         words = torch.empty((draws + 1) // 2, dtype=torch.int64).random_(-(2**63), None).view(torch.int32)
         uniform = words.to(torch.float32).mul_(2.0**-32).add_(0.5).clamp_(min=_SMALLEST)
         gaps = uniform.log_().mul_(1 / math.log1p(-p)).to(torch.int32)
-        found.append(gaps.add_(1).cumsum(0).add_(last))
-        last = int(found[-1][-1])
-    positions = found[0] if len(found) == 1 else torch.cat(found)
+        chunks.append(gaps.add_(1).cumsum(0).add_(last))
+        last = int(chunks[-1][-1])
+    positions = chunks[0] if len(chunks) == 1 else torch.cat(chunks)
     return positions[: int(torch.searchsorted(positions, n))].clone()
 
 
@@ -95,12 +95,12 @@ def drop_(x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
 
 def replace_dropout(model: nn.Module) -> int:
     """Replace every ``nn.Dropout`` of LoRA layers with `LowMemoryDropout`; return their number."""
-    found = 0
+    replaced = 0
     for module in model.modules():
         layers = getattr(module, "lora_dropout", None)
         if isinstance(layers, nn.ModuleDict):
             for name, layer in layers.items():
                 if type(layer) is nn.Dropout:
                     layers[name] = LowMemoryDropout(layer.p)
-                    found += 1
-    return found
+                    replaced += 1
+    return replaced

@@ -167,8 +167,8 @@ def _save_for_backward(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
     query, key, value, out, sums, ends = ctx.saved_tensors
-    found = torch.ops.allranks.attention_in_rows_backward(gradient, query, key, value, out, sums, ends, *ctx.rest)
-    return *found, None, None, None
+    gradients = torch.ops.allranks.attention_in_rows_backward(gradient, query, key, value, out, sums, ends, *ctx.rest)
+    return *gradients, None, None, None
 
 
 _rows_operation.register_autograd(_backward, setup_context=_save_for_backward)

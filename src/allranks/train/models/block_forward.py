@@ -75,13 +75,13 @@ class Compilation:
 
 def transformer_blocks(model: nn.Module) -> list[nn.Module]:
     """Return the model's repeated blocks in execution order: the children of its outermost module lists."""
-    found: list[nn.Module] = []
+    blocks: list[nn.Module] = []
     for child in model.children():
         if isinstance(child, nn.ModuleList):
-            found += [block for block in child if any(True for _ in block.parameters())]
+            blocks += [block for block in child if any(True for _ in block.parameters())]
         else:
-            found += transformer_blocks(child)
-    return found
+            blocks += transformer_blocks(child)
+    return blocks
 
 
 def set_block_forward(model: nn.Module, recomputation: str, compilation: Compilation | None = None) -> int:

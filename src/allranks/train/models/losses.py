@@ -98,26 +98,26 @@ class HeadLoss:
         return result
 
     @torch.compiler.disable()
-    def _loss(self, hidden: torch.Tensor, how: _Scoring) -> torch.Tensor:
+    def _loss(self, hidden: torch.Tensor, scoring: _Scoring) -> torch.Tensor:
         flat = hidden.flatten(0, -2)
-        if how.index is not None:
-            flat = flat.index_select(0, how.index)
+        if scoring.index is not None:
+            flat = flat.index_select(0, scoring.index)
         plain = plain_head(self._head)
         if plain is None:
-            return self._through_module(flat, how)
+            return self._through_module(flat, scoring)
         weight, bias = plain.weight, plain.bias
         if self._scale != 1:
             flat, bias = flat * self._scale, None if bias is None else bias * self._scale
         if torch.is_autocast_enabled(flat.device.type):
             flat = flat.to(torch.get_autocast_dtype(flat.device.type))
         with torch.autocast(flat.device.type, enabled=False):
-            if how.each:
+            if scoring.each:
                 weight, bias = weight.to(flat.dtype), None if bias is None else bias.to(flat.dtype)
                 size = loss_chunk_tokens(weight.shape[0], flat.device.type)
-                return _in_parts(lambda part: F.linear(part, weight, bias), flat, how.targets, how.ignore, size)
-            return _LinearCrossEntropy.apply(flat, weight, bias, how.targets, how.ignore)  # type: ignore[return-value]
+                return _in_parts(lambda part: F.linear(part, weight, bias), flat, scoring.targets, scoring.ignore, size)
+            return _LinearCrossEntropy.apply(flat, weight, bias, scoring.targets, scoring.ignore)  # type: ignore[return-value]
 
-    def _through_module(self, flat: torch.Tensor, how: _Scoring) -> torch.Tensor:
+    def _through_module(self, flat: torch.Tensor, scoring: _Scoring) -> torch.Tensor:
         """Compute the loss with the module's own forward pass on each part.
 
         Hooks on submodules may communicate, and ranks may have different numbers of parts: then there is only one.
@@ -127,8 +127,10 @@ class HeadLoss:
             if _has_hooks(self._head)
             else loss_chunk_tokens(max((p.shape[0] for p in self._head.parameters()), default=1), flat.device.type)
         )
-        each = _in_parts(lambda part: self._logits(part).float() * self._scale, flat, how.targets, how.ignore, size)
-        return each if how.each else each.sum()
+        each = _in_parts(
+            lambda part: self._logits(part).float() * self._scale, flat, scoring.targets, scoring.ignore, size
+        )
+        return each if scoring.each else each.sum()
 
 
 def plain_head(head: nn.Module) -> nn.Linear | None:
@@ -164,13 +166,13 @@ def logit_scale(model: Any) -> float:
     stood_in = [(module, vars(module).get("forward")) for module in (inner, head)]
     hidden = torch.zeros(1, 1, model.config.get_text_config().hidden_size)
     replace_forward(inner, lambda *args, **kwargs: _Output(last_hidden_state=hidden))
-    found = []
+    scales = []
     try:
         for scalar in returned:
             replace_forward(head, lambda *args, scalar=scalar, **kwargs: scalar)
             with torch.no_grad():
                 ids = torch.zeros(1, 1, dtype=torch.int64)
-                found.append(type(model).forward(model, input_ids=ids, use_cache=False).logits)
+                scales.append(type(model).forward(model, input_ids=ids, use_cache=False).logits)
     except Exception as error:  # noqa: BLE001 - code of any model, with stand-ins it may not accept
         raise LogitsError(f"its forward pass could not be examined ({type(error).__name__})") from None
     finally:
@@ -179,9 +181,9 @@ def logit_scale(model: Any) -> float:
                 del module.forward
             else:
                 replace_forward(module, own)
-    scale = float(found[0])
+    scale = float(scales[0])
     if scale == 0 or any(
-        out.shape != () or not torch.allclose(out, x * scale) for out, x in zip(found, returned, strict=True)
+        out.shape != () or not torch.allclose(out, x * scale) for out, x in zip(scales, returned, strict=True)
     ):
         raise LogitsError("it changes the logits after its output projection by more than a factor")
     return scale
@@ -244,11 +246,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         each = hidden.new_empty(len(hidden), dtype=torch.float32)
         size = loss_chunk_tokens(weight.shape[0], hidden.device.type)
         for at in range(0, len(hidden), size):
-            here = slice(at, at + size)
-            part = hidden[here]
+            rows = slice(at, at + size)
+            part = hidden[rows]
             logits = F.linear(part, weight, bias)
-            kept = targets[here] != ignore
-            index = targets[here].masked_fill(~kept, 0).unsqueeze(1)
+            kept = targets[rows] != ignore
+            index = targets[rows].masked_fill(~kept, 0).unsqueeze(1)
             # -log p[target] by the largest p, which cannot be 0; one exponential less than from log_softmax
             behind = (logits.amax(-1, keepdim=True).float() - logits.gather(1, index).float()).squeeze(1)
             # in float32; float32 logits on a CPU are overwritten, which halves the memory that is touched
@@ -256,7 +258,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 p = torch.ops.aten._softmax.out(logits, -1, False, out=logits)
             else:
                 p = logits.softmax(dim=-1, dtype=torch.float32)
-            each[here] = (behind - p.amax(-1).log()) * kept
+            each[rows] = (behind - p.amax(-1).log()) * kept
             del logits
             if d_hidden is None and d_weight is None and d_bias is None:
                 continue
@@ -264,7 +266,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             slope = slope.mul_(kept.unsqueeze(1)).to(hidden.dtype)
             del p
             if d_hidden is not None:
-                torch.mm(slope, weight, out=d_hidden[here])
+                torch.mm(slope, weight, out=d_hidden[rows])
             if d_weight is not None:
                 if slope.dtype == torch.float32:
                     d_weight.addmm_(slope.t(), part)

@@ -53,12 +53,12 @@ def active_parameters(model: nn.Module) -> tuple[int, int] | None:
         if not isinstance(chosen, int):
             return None
         shares[f"{name.rpartition('.')[0]}.experts."] = chosen / int(router.weight.shape[0])  # type: ignore[union-attr,arg-type]
-    found = {prefix: [p for n, p in model.named_parameters() if n.startswith(prefix)] for prefix in shares}
+    by_prefix = {prefix: [p for n, p in model.named_parameters() if n.startswith(prefix)] for prefix in shares}
     counts = (getattr(config, key, None) for key in EXPERT_COUNTS)
     has_experts = any(isinstance(count, int) and count > 1 for count in counts)
-    if not all(found.values()) or (not shares and has_experts):
+    if not all(by_prefix.values()) or (not shares and has_experts):
         return None
-    unused = [(p, 1 - shares[prefix]) for prefix, parameters in found.items() for p in parameters]
+    unused = [(p, 1 - shares[prefix]) for prefix, parameters in by_prefix.items() for p in parameters]
     everything, trained = count_parameters(model)
     return (
         everything - round(sum(p.numel() * share for p, share in unused)),
@@ -86,7 +86,9 @@ def router_coefficient(model: Any, wanted: float | str | bool) -> tuple[float, s
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     config = base.config.get_text_config()
     places = ((base, "router_aux_loss_coef"), (base, "aux_loss_coef"), (config, "router_aux_loss_coef"))
-    own: Any = next((found for place, key in places if (found := getattr(place, key, None)) is not None), None)
+    own: Any = next(
+        (coefficient for place, key in places if (coefficient := getattr(place, key, None)) is not None), None
+    )
     has_loss = own is not None and "output_router_logits" in inspect.signature(base.forward).parameters
     routers = routers_of(base).values()
     return router_loss(
@@ -132,8 +134,8 @@ class RouterLoss:
 
     def take(self) -> torch.Tensor | None:
         """Return the sum since the last call; None if there was no batch."""
-        found, self._sum = self._sum, None
-        return found
+        total, self._sum = self._sum, None
+        return total
 
 
 class ExpertCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,6 +193,6 @@ class ExpertLoad:
         rows = self._seen.tolist()
         self._seen.zero_()
         layers = {name: row[:n] for name, row, n in zip(self._names, rows, self._experts, strict=True)}
-        found = ExpertCounts(step=step, from_step=self._from, layers=layers)
+        expert_counts = ExpertCounts(step=step, from_step=self._from, layers=layers)
         self._from = step
-        return found
+        return expert_counts

@@ -327,8 +327,8 @@ def trial(
         mask = RowMask(rows, size, None)
         wanted = _with_gradients(attention_row_by_row, plain, mask, slope.float())
         there = [t.to(device, dtype) for t in plain]
-        found = _with_gradients(kernel, there, mask, slope.to(device))
-        for name, mine, its in zip(("output", "query's", "key's", "value's"), wanted, found, strict=True):
+        gradients = _with_gradients(kernel, there, mask, slope.to(device))
+        for name, mine, its in zip(("output", "query's", "key's", "value's"), wanted, gradients, strict=True):
             off = float((its.float().cpu() - mine).abs().max() / mine.abs().max())
             if not off <= TRIAL_TOLERANCE.get(dtype, 1e-3):
                 what = name if name == "output" else f"the {name} gradient"

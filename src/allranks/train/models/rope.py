@@ -20,16 +20,16 @@ Rotary = tuple[torch.Tensor, ...]
 
 def use_row_lengths(model: nn.Module) -> bool:
     """Let the rotary embeddings of a model look at each row alone; return whether any of them depends on the length."""
-    found = False
+    changed = False
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
         each = kinds.values() if isinstance(kinds, dict) else [kinds]  # by the type of layer
         if not hasattr(module, "original_max_seq_len") or not any(map(_depends, each)):
             continue
-        found = True
+        changed = True
         if not isinstance(module.forward, partial):
             replace_forward(module, partial(_forward, module, module.forward))
-    return found
+    return changed
 
 
 def _depends(kind: Any) -> bool:

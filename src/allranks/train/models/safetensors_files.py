@@ -88,13 +88,13 @@ def check_file(path: Path, written: bytes) -> dict[str, Any]:
     Raises:
         CheckpointError: the file is incomplete, or differs from what was in memory when it was written.
     """
-    found, whole, size = xxhash.xxh3_128(), hashlib.sha256(), 0
+    fast_digest, whole, size = xxhash.xxh3_128(), hashlib.sha256(), 0
     buffer = memoryview(bytearray(PIECE_BYTES))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):  # type: ignore[attr-defined] - a raw file
-            found.update(buffer[:count])
+            fast_digest.update(buffer[:count])
             whole.update(buffer[:count])
             size += count
-    if found.digest() != written:
+    if fast_digest.digest() != written:
         raise CheckpointError(f"{path}: differs from memory after it was read again")
     return {"bytes": size, "sha256": whole.hexdigest()}

@@ -81,7 +81,7 @@ _FACTS: dict[str, str | tuple[Pattern, ...]] = {
     ),
     "verified": r"Verification: \*\*\*PASSED|Job \d+ to start at|Granted job allocation|Submitted batch job",
 }
-FACT_PATTERNS = {name: certain(found) if isinstance(found, str) else found for name, found in _FACTS.items()}
+FACT_PATTERNS = {name: certain(pattern) if isinstance(pattern, str) else pattern for name, pattern in _FACTS.items()}
 # Facts that occur thousands of times: they are counted, and only the first line is parsed.
 COUNTED_FACTS = frozenset({"channel", "comm_ready"})
 # A line that shows training progress.

@@ -60,25 +60,25 @@ def _xid(fields: Fields) -> Reading | None:
     if code == _CLEAN_UP_XID and (earlier := re.search(r"previous Xid (\d{1,3})", text, re.IGNORECASE)):
         code = int(earlier[1])
     where = f" on the GPU at {fields['device']}" if fields.get("device") else ""
-    told = f"The driver reports Xid {code} ({_XID_NAMES.get(code, 'see the catalogue of Xid errors')}){where}."
+    message = f"The driver reports Xid {code} ({_XID_NAMES.get(code, 'see the catalogue of Xid errors')}){where}."
     if code == _CLEAN_UP_XID:
-        return Reading("xid_cleanup", WEAK, told, kind="benign")
+        return Reading("xid_cleanup", WEAK, message, kind="benign")
     if code == _RECOVERY_XID:
         needed = re.search(r"(reset|reboot|drain)\w*", text, re.IGNORECASE)
-        return Reading(_HARDWARE, LIKELY, told) if needed else None
+        return Reading(_HARDWARE, LIKELY, message) if needed else None
     if code in _PROGRAM_XIDS:
-        return Reading(_PROGRAM, _PROGRAM_XIDS[code], told)
+        return Reading(_PROGRAM, _PROGRAM_XIDS[code], message)
     weight = CERTAIN if code in _HARDWARE_XIDS else POSSIBLE if code in _UNSURE_XIDS else 0.0
-    return Reading(_HARDWARE, weight, told) if weight else None
+    return Reading(_HARDWARE, weight, message) if weight else None
 
 
 def _sxid(fields: Fields) -> Reading:
     severity = re.sub("[- ]", "", fields.get("severity", "").lower())
-    told = f"An NVSwitch reports SXid {fields['code']}" + (f" at {fields['device']}" if fields.get("device") else "")
+    message = f"An NVSwitch reports SXid {fields['code']}" + (f" at {fields['device']}" if fields.get("device") else "")
     if severity == "nonfatal":
-        return Reading("sxid_nonfatal", WEAK, f"{told}.", kind="benign")
+        return Reading("sxid_nonfatal", WEAK, f"{message}.", kind="benign")
     weight = CERTAIN if severity == "fatal" else LIKELY
-    return Reading(_HARDWARE, weight, f"{told}, which is {severity or 'not marked as non-fatal'}.")
+    return Reading(_HARDWARE, weight, f"{message}, which is {severity or 'not marked as non-fatal'}.")
 
 
 # What amdgpu, HIP and HSA report, in lower case: the class and its weight.
@@ -100,9 +100,9 @@ _AMD = (
 
 
 def _amd(fields: Fields) -> Reading | None:
-    told = f"The AMD GPU driver reports: {fields['text'].strip()[:160]}."
+    message = f"The AMD GPU driver reports: {fields['text'].strip()[:160]}."
     classes = ((owner, weight) for words, owner, weight in _AMD if words in fields["text"].lower())
-    return next((Reading(owner, weight, told) for owner, weight in classes), None)
+    return next((Reading(owner, weight, message) for owner, weight in classes), None)
 
 
 # Error codes of Ascend's CANN, as its manual lists them.
@@ -145,17 +145,17 @@ def _missing_ranks(fields: Fields) -> Reading:
     ranks = [int(r) for r in re.findall(r"\d+", fields.get("ranks", ""))]
     named = f"rank {', '.join(map(str, ranks[:8]))}" if ranks else "ranks"
     size = f" of {fields['size']}" if "size" in fields else ""
-    told = f"The report names {named}{size} as missing from the collective in which the others wait."
-    return Reading("collective_mismatch", CERTAIN if ranks else LIKELY, told, ranks[0] if ranks else None)
+    message = f"The report names {named}{size} as missing from the collective in which the others wait."
+    return Reading("collective_mismatch", CERTAIN if ranks else LIKELY, message, ranks[0] if ranks else None)
 
 
 def _store_barrier(fields: Fields) -> Reading | None:
     size, there = int(fields["size"]), int(fields["there"])
-    told = (
+    message = (
         f"Only {there} of {size} processes joined the process group before the timeout; the others never started, "
         "failed before, or cannot reach it."
     )
-    return Reading("rendezvous_unreachable", LIKELY, told) if there < size else None
+    return Reading("rendezvous_unreachable", LIKELY, message) if there < size else None
 
 
 _STATES = {

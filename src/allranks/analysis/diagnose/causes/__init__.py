@@ -78,8 +78,8 @@ def _collect(case: DiagnosisCase) -> list[LogSignal]:
         best = max(_weight(s) for s in signals)
         if best > WEAK:
             more = 0.01 * min(3, len({s.rule for s in signals}) - 1)
-            told = next((s.groups["told"] for s in signals if _weight(s) == best and s.groups.get("told")), None)
-            cause = f"{told} {CATALOGUE[name].cause}" if told else None
+            sentence = next((s.groups["told"] for s in signals if _weight(s) == best and s.groups.get("told")), None)
+            cause = f"{sentence} {CATALOGUE[name].cause}" if sentence else None
             case.propose(name, min(0.98, best + more), sorted(signals, key=lambda s: -s.weight), cause=cause)
     return recovered
 
@@ -190,12 +190,12 @@ def _hangs_and_crashes(case: DiagnosisCase) -> None:
     if died is None:
         return
     aborts = all(_ABORT.search(s.text) for s in died.signals)
-    told = case.facts("watchdog") or [
+    timeouts = case.facts("watchdog") or [
         c
         for c in candidates.values()
         if c is not died and c.score >= POSSIBLE and c.id not in ("slurm_cancelled", "peer_died_first")
     ]
-    if aborts and (told or only_reported(died)):
+    if aborts and (timeouts or only_reported(died)):
         died.explained = True  # without a reason in these logs the verdict is `unexplained`
         return
     if only_reported(died):

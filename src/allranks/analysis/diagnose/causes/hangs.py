@@ -94,31 +94,31 @@ def _mismatched_calls(case: DiagnosisCase, works: list[TimedOutCollective]) -> N
     by_rank = {w.rank: w for w in works if w.rank is not None and w.seq is not None}
     if len(by_rank) < 2:
         return
-    told = list(by_rank.values())
-    numbers, at = {w.seq for w in told}, f"At collective {told[0].seq}"
+    timeouts = list(by_rank.values())
+    numbers, at = {w.seq for w in timeouts}, f"At collective {timeouts[0].seq}"
     behind = None
-    if len(numbers) == 1 and len({w.op for w in told}) > 1:
-        ops = ", ".join(f"rank {w.rank}: {w.op}" for w in told[:4])
+    if len(numbers) == 1 and len({w.op for w in timeouts}) > 1:
+        ops = ", ".join(f"rank {w.rank}: {w.op}" for w in timeouts[:4])
         score, cause = 0.93, f"{at} the ranks are in different calls ({ops})."
-    elif len(numbers) == 1 and (by_size := _sizes_by_rule(told)):
-        sizes = ", ".join(f"rank {w.rank}: {size}" for w, size in zip(told[:4], by_size, strict=False))
+    elif len(numbers) == 1 and (by_size := _sizes_by_rule(timeouts)):
+        sizes = ", ".join(f"rank {w.rank}: {size}" for w, size in zip(timeouts[:4], by_size, strict=False))
         score, cause = 0.88, f"{at} the sizes differ between ranks ({sizes})."
-    elif len(numbers) > 1 and len({(w.op, w.size) for w in told}) > 1:
-        told_in_order = sorted(told, key=lambda w: w.seq or 0)
+    elif len(numbers) > 1 and len({(w.op, w.size) for w in timeouts}) > 1:
+        told_in_order = sorted(timeouts, key=lambda w: w.seq or 0)
         places = ", ".join(f"rank {w.rank} at {w.seq} ({w.op})" for w in told_in_order[:4])
         score, cause, behind = 0.75, f"The ranks are at different collectives: {places}.", told_in_order[0].rank
     else:
         return
-    candidate = case.propose("collective_mismatch", score, [w.signal for w in told], cause=cause)
+    candidate = case.propose("collective_mismatch", score, [w.signal for w in timeouts], cause=cause)
     candidate.rank = candidate.rank if behind is None else behind
 
 
-def _sizes_by_rule(told: list[TimedOutCollective]) -> list[str]:
+def _sizes_by_rule(timeouts: list[TimedOutCollective]) -> list[str]:
     """Return each report's sizes, of inputs or else of outputs, if they must be equal and are not; else nothing."""
-    rule = size_rule(told[0].op or "")
+    rule = size_rule(timeouts[0].op or "")
     for required, sizes in (
-        (rule is not None and rule.inputs, [w.size for w in told]),
-        (rule is not None and rule.outputs, [str(w.elements_out) for w in told]),
+        (rule is not None and rule.inputs, [w.size for w in timeouts]),
+        (rule is not None and rule.outputs, [str(w.elements_out) for w in timeouts]),
     ):
         if required and len(set(sizes)) > 1:
             return sizes
@@ -245,21 +245,21 @@ def _group(signal: LogSignal) -> str | None:
 
 def _missing(case: DiagnosisCase, works: list[TimedOutCollective], signals: list[LogSignal]) -> None:
     """Report ranks of the group without a timeout report. A rank that dumped on another's request may have waited."""
-    told = {w.rank for w in works if w.rank is not None}
+    reporting = {w.rank for w in works if w.rank is not None}
     candidate = case.propose("collective_hang", POSSIBLE, signals)
     size = _group_size(works) or (case.world_size if len(case.scans) > 1 else None)
     later = all(w.seq is None or w.seq > EARLY_COLLECTIVES for w in works)
-    if size and told and len(told) < size <= MAX_RANKS and later and not case.facts("told_to_dump"):
-        absent = sorted(set(range(size)) - told) if size == case.world_size else []
-        _report_missing(case, size, told, absent, signals)
-    if len(told) > 1:
+    if size and reporting and len(reporting) < size <= MAX_RANKS and later and not case.facts("told_to_dump"):
+        absent = sorted(set(range(size)) - reporting) if size == case.world_size else []
+        _report_missing(case, size, reporting, absent, signals)
+    if len(reporting) > 1:
         candidate.against.append("calls and sizes of the ranks that reported agree, so their logs show no mismatch")
 
 
 def _report_missing(
-    case: DiagnosisCase, size: int, told: set[int], absent: list[int], signals: list[LogSignal]
+    case: DiagnosisCase, size: int, reporting: set[int], absent: list[int], signals: list[LogSignal]
 ) -> None:
-    if len(told) * 2 <= size and size > 2:
+    if len(reporting) * 2 <= size and size > 2:
         return  # half of the group or more did not report: the logs are incomplete
     missing = case.propose("collective_mismatch", POSSIBLE + 0.02, signals)
     if absent:
@@ -267,8 +267,10 @@ def _report_missing(
         who = f"rank {', '.join(str(r) for r in absent[:8])} did not report and had not entered it: check it first"
     else:
         missing.elsewhere = True
-        who = "the other rank had not entered it" if size - len(told) == 1 else "the other ranks had not entered it"
-    missing.cause = f"{len(told)} of {size} ranks of the group waited in this collective until the timeout; {who}."
+        who = (
+            "the other rank had not entered it" if size - len(reporting) == 1 else "the other ranks had not entered it"
+        )
+    missing.cause = f"{len(reporting)} of {size} ranks of the group waited in this collective until the timeout; {who}."
     missing.against.append("this is not valid if the logs do not include all ranks of the group")
 
 
@@ -389,10 +391,10 @@ def _first_open(
     shown = [_signal(case, last[rank][0], rank, c) for rank, c in list(calls.items())[:4]]
     checkpoint = any(is_checkpoint_frame(f) for c in calls.values() for f in c.frames)
     if collective.differs:
-        told = ", ".join(f"rank {rank}: {collective.describe(c)}{_at(c)}" for rank, c in list(calls.items())[:4])
+        open_calls = ", ".join(f"rank {rank}: {collective.describe(c)}{_at(c)}" for rank, c in list(calls.items())[:4])
         proposed = case.propose("collective_mismatch", 0.95, shown)
         proposed.cause = (
-            f"At collective {collective.seq} of group {collective.group} the ranks make different calls ({told})."
+            f"At collective {collective.seq} of group {collective.group} the ranks make different calls ({open_calls})."
         )
         proposed.rank = collective.rarest[0]
     elif collective.absent:
@@ -466,16 +468,16 @@ NO_RANK_SCORE = 0.7  # all ranks waited in the same place
 def detect_monitored_hang(case: DiagnosisCase) -> None:
     """Propose the cause that a hang event reports. Other detectors read the stacks and calls recorded with it."""
     for signal in case.facts("event_hang"):
-        told = signal.groups
-        kind = told["kind"] if told["kind"] in CATALOGUE else "collective_hang"
-        named = bool(told.get("ranks"))
+        fields = signal.groups
+        kind = fields["kind"] if fields["kind"] in CATALOGUE else "collective_hang"
+        named = bool(fields.get("ranks"))
         candidate = case.propose(kind, MONITOR_SCORE if named else NO_RANK_SCORE, [signal])
-        candidate.cause = told["message"].replace('\\"', '"').replace("\\\\", "\\")[:800].rstrip(".") + "."
+        candidate.cause = fields["message"].replace('\\"', '"').replace("\\\\", "\\")[:800].rstrip(".") + "."
         if named and is_outside(candidate.cause):
             candidate.title, candidate.fix = OUTSIDE
         if named:
-            candidate.rank = int(told["ranks"].split(",")[0])
-            candidate.host = told.get("host") or candidate.host
+            candidate.rank = int(fields["ranks"].split(",")[0])
+            candidate.host = fields.get("host") or candidate.host
         candidate.next_test = (
             "read the stacks and the calls of all ranks in the folder hang/ of the run; run again, and check whether "
             "the same rank or the same host stalls"

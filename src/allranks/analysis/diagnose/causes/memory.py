@@ -30,8 +30,8 @@ def detect_out_of_memory(case: DiagnosisCase) -> None:
     """Classify out-of-memory errors on GPU and host, and kills with and without evidence of the sender."""
     for name in ("cuda_oom", "host_oom"):
         if candidate := case.candidates.get(name):  # the sizes may stand in a line of their own
-            told = {(s.file, s.line) for s in candidate.signals}
-            near = (s for s in (*case.facts("oom_sizes"), *case.facts("oom_process")) if (s.file, s.line) not in told)
+            lines = {(s.file, s.line) for s in candidate.signals}
+            near = (s for s in (*case.facts("oom_sizes"), *case.facts("oom_process")) if (s.file, s.line) not in lines)
             candidate.signals += [
                 s for s in near if any(_is_near(s, o) or s.owner == "oom_process" for o in candidate.signals)
             ]

@@ -61,8 +61,8 @@ def _fallback(case: DiagnosisCase) -> None:
         case.propose("silent_socket_fallback", 0.96, used[:2])
     elif case.facts("ib_failed"):
         case.propose("silent_socket_fallback", 0.9, [*case.facts("ib_failed")[:2], *used[:2]])
-    elif (asked := _asked_for(case)) and tried and several_nodes:
-        case.propose("silent_socket_fallback", LIKELY, [*asked[:1], *tried[:1], *used[:2]])
+    elif (requested := _asked_for(case)) and tried and several_nodes:
+        case.propose("silent_socket_fallback", LIKELY, [*requested[:1], *tried[:1], *used[:2]])
 
 
 def _asked_for(case: DiagnosisCase) -> list[LogSignal]:

@@ -25,11 +25,11 @@ def detect_silent_exits(case: DiagnosisCase) -> None:
         first = case.quiet_ends[0]
         candidate = case.propose("application_error", 0.72, case.quiet_ends)
         candidate.rank, candidate.host = first.rank, first.host
-        how = "and wrote no error: sys.exit, os._exit, or a library that gave up"
+        manner = "and wrote no error: sys.exit, os._exit, or a library that gave up"
         if first.groups["said"]:
-            how = f"by sys.exit with the text {first.groups['said'][:200]!r}"
+            manner = f"by sys.exit with the text {first.groups['said'][:200]!r}"
         candidate.cause = (
-            f"Rank {first.rank} ended with exit code {first.groups['code']} {how}. "
+            f"Rank {first.rank} ended with exit code {first.groups['code']} {manner}. "
             "The errors of the other ranks only report that it is gone."
         )
         candidate.title = "the program exited" + ("" if first.groups["said"] else " without an error message")
@@ -142,13 +142,13 @@ def _by_address(case: DiagnosisCase, echo: CandidateCause) -> None:
 
 def _by_silence(case: DiagnosisCase, echo: CandidateCause) -> None:
     """Set the one rank whose log ends without an error while all others report a lost peer."""
-    told = {
+    speaking = {
         s.rank
         for s in case.signals
         if (s.rank is not None and s.kind == "class") or s.owner in ("exception", "rank_end")
     }
     ranks = {rank for scan in case.scans if (rank := case.file_rank(scan.file)) is not None}
-    silent = sorted(ranks - told)
+    silent = sorted(ranks - speaking)
     if len(silent) == 1 and len(ranks) > 1:
         echo.rank = silent[0]
         own = case.rank_hosts.get(echo.rank)

@@ -90,9 +90,9 @@ def _launching(job: JobDescription):
 
 def tasks_of_node(job: JobDescription) -> int | None:
     """Return the tasks per node that the job requests; None if they may be distributed unevenly."""
-    told = job.number(job.heads("ntasks-per-node"))
-    if told or "ntasks-per-node" in job.heading:
-        return told
+    per_node = job.number(job.heads("ntasks-per-node"))
+    if per_node or "ntasks-per-node" in job.heading:
+        return per_node
     if "ntasks" in job.heading:
         tasks = job.number(job.heads("ntasks"))
         even = tasks and job.nodes and tasks % job.nodes == 0
@@ -124,8 +124,8 @@ def started_by(job: JobDescription, launch: LauncherCall) -> Started | None:
     if starter.program == "srun":
         each, nodes = job.tasks_per_node(starter), job.srun_nodes(starter)
         option = slurm_options(starter).get("ntasks")
-        asked = job.number(option.value) if option else None
-        return Started(starter, asked or (each * nodes if each and nodes else None), each)
+        tasks = job.number(option.value) if option else None
+        return Started(starter, tasks or (each * nodes if each and nodes else None), each)
     total, each = count_of(job, starter, TOTAL), count_of(job, starter, EACH)
     mapped = next((match for a in starter.args if (match := PER_RESOURCE.search(a.text))), None)
     each = each or (int(mapped[1]) if mapped else None)

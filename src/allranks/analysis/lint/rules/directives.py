@@ -49,7 +49,7 @@ ALONE = lazy_regex(r"(?m)^\$\{([A-Z][A-Z0-9_]*)\}[ \t]*$")
 def _is_filled_in(job: JobDescription) -> bool:
     """Return whether a program fills in the variables: in a folder of templates, or if an unset one is a whole line."""
     folder = job.folder.name.lower() if job.folder else ""
-    lines = any(not job.has(found[1]) for found in ALONE.finditer(job.text))
+    lines = any(not job.has(match[1]) for match in ALONE.finditer(job.text))
     return folder in ("template", "templates") or lines or re.search(r"£[\w({]", job.text) is not None
 
 
@@ -275,27 +275,27 @@ def script_folder(job: JobDescription) -> Iterator[Violation]:
 def counted_gpus(job: JobDescription) -> Iterator[Violation]:
     """Compare the GPUs that ``--gpus``, ``--gpus-per-node`` and ``--gres`` ask for: sbatch and srun do as well."""
     per_node, of_gres = count_gpus(job.heads("gpus-per-node"), None)[0], count_gpus(None, job.heads("gres"))[0]
-    found, steps = (
+    count, steps = (
         job.heading.get("gpus-per-node"),
         any(c.program == "srun" and not c.in_substitution for c in job.calls),
     )
-    if found and not found.late and per_node and of_gres and per_node != of_gres and steps:
+    if count and not count.late and per_node and of_gres and per_node != of_gres and steps:
         text = (
-            f"--gpus-per-node={found.value}, but --gres={job.heads('gres')}: srun asks for the one and the job has the "
+            f"--gpus-per-node={count.value}, but --gres={job.heads('gres')}: srun asks for the one and the job has the "
             "other"
         )
         why = "srun stops with 'Invalid generic resource (gres) specification', or uses a part of the GPUs."
-        yield Violation(found.offset, text, why=why, cure="remove one of the two")
-    each, found, nodes = per_node or of_gres, job.heading.get("gpus"), job.number(job.heads("nodes"))
+        yield Violation(count.offset, text, why=why, cure="remove one of the two")
+    each, count, nodes = per_node or of_gres, job.heading.get("gpus"), job.number(job.heads("nodes"))
     whole = job.number((job.heads("gpus") or "").rpartition(":")[2])
-    if found is None or found.late or not each or not whole or "gpus-per-socket" in job.heading:
+    if count is None or count.late or not each or not whole or "gpus-per-socket" in job.heading:
         return
     if whole < each or (nodes and whole != each * nodes):
         text = (
-            f"--gpus={found.value} is the total, but the job requests {each} GPU{'s' * (each > 1)} on each of "
+            f"--gpus={count.value} is the total, but the job requests {each} GPU{'s' * (each > 1)} on each of "
             f"{nodes or 'its'} nodes"
         )
-        yield Violation(found.offset, text, cure=f"remove --gpus, or --gpus={each * (nodes or 1)}")
+        yield Violation(count.offset, text, cure=f"remove --gpus, or --gpus={each * (nodes or 1)}")
 
 
 @note(

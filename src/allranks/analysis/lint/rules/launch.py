@@ -326,15 +326,15 @@ def _traps(job: JobDescription, name: str) -> list[ProgramCall]:
     good="#SBATCH --signal=USR1@120\nsrun bash -c \"trap '' USR1; exec torchrun train.py\"",
 )
 def signal(job: JobDescription) -> Iterator[Violation]:
-    asked = _signal(job)
-    if asked is None or asked[0] or asked[1] not in ("USR1", "USR2", "CONT", "ALRM"):
+    request = _signal(job)
+    if request is None or request[0] or request[1] not in ("USR1", "USR2", "CONT", "ALRM"):
         return
     for launch in job.launches:
-        if launch.kind != "torchrun" or asked[1] in (launch.value("signals_to_handle") or ""):
+        if launch.kind != "torchrun" or request[1] in (launch.value("signals_to_handle") or ""):
             continue
-        protected = any(t.under == launch.call.under and t.args and not t.args[0].text for t in _traps(job, asked[1]))
+        protected = any(t.under == launch.call.under and t.args and not t.args[0].text for t in _traps(job, request[1]))
         if not protected:
-            yield Violation(asked[2], f"--signal={asked[1]} also goes to torchrun and ends it")
+            yield Violation(request[2], f"--signal={request[1]} also goes to torchrun and ends it")
             return
 
 
@@ -348,18 +348,18 @@ def signal(job: JobDescription) -> Iterator[Violation]:
     good="#SBATCH --signal=B:USR1@120\ntrap 'touch stop' USR1\nsrun torchrun train.py &\nwait",
 )
 def untrapped(job: JobDescription) -> Iterator[Violation]:
-    asked = _signal(job)
-    if asked is None or not asked[0]:
+    request = _signal(job)
+    if request is None or not request[0]:
         return
-    traps = [t for t in _traps(job, asked[1]) if not t.under]
+    traps = [t for t in _traps(job, request[1]) if not t.under]
     outer = job.launches[-1].call.starter if job.launches else job.work[-1] if job.work else None
     replaced = any(re.match(r"\s*exec\s+\S+\s", job.line_of(c.offset)) for c in job.work)
     if not traps and not replaced and not job.sources_files:
-        text = f"--signal=B:{asked[1]} without a trap for {asked[1]} in the script: it ends the batch shell"
-        yield Violation(asked[2], text)
+        text = f"--signal=B:{request[1]} without a trap for {request[1]} in the script: it ends the batch shell"
+        yield Violation(request[2], text)
     elif traps and outer and traps[-1].args[0].text and "exec" not in job.line_of(outer.offset).split():
         if outer.after != "&" and not outer.in_function:
-            yield Violation(outer.offset, f"the trap for {asked[1]} runs only after this command has ended")
+            yield Violation(outer.offset, f"the trap for {request[1]} runs only after this command has ended")
 
 
 # Modules that bring conda, and those of which it is not known.

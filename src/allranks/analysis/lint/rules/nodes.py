@@ -142,17 +142,17 @@ def count(job: JobDescription) -> Iterator[Violation]:
         return
     for launch in job.launches:
         option = launch.option("nnodes", "num_machines", "num_nodes", "config_file")
-        asked = job.number(option.value) if option and "config_file" not in option.arg.text else None
-        if option and asked and asked > job.nodes:
-            yield Violation(option.arg.offset, f"{launch.kind} waits for {asked} nodes, but the job has {job.nodes}")
+        nnodes = job.number(option.value) if option and "config_file" not in option.arg.text else None
+        if option and nnodes and nnodes > job.nodes:
+            yield Violation(option.arg.offset, f"{launch.kind} waits for {nnodes} nodes, but the job has {job.nodes}")
         started = job.srun_nodes(launch.srun) if launch.srun and job.tasks_per_node(launch.srun) == 1 else None
-        if option and asked and started and 1 < asked < started:
-            text = f"srun starts {launch.kind} on {started} nodes, but it takes {asked}: the others wait, and fail"
+        if option and nnodes and started and 1 < nnodes < started:
+            text = f"srun starts {launch.kind} on {started} nodes, but it takes {nnodes}: the others wait, and fail"
             yield Violation(option.arg.offset, text)
         spread = launch.srun is not None or any(c.program in MPI for c in launch.call.under)
-        told = option or launch.option("hostfile", "H", "no_ssh", "deepspeed_hostfile", "standalone")
+        source = option or launch.option("hostfile", "H", "no_ssh", "deepspeed_hostfile", "standalone")
         unknown = launch.open_ended or launch.kind == "python" or job.has("PET_NNODES", "ACCELERATE_CONFIG_FILE")
-        if not spread or told or unknown:
+        if not spread or source or unknown:
             continue
         nodes = job.srun_nodes(launch.srun) if launch.srun else job.nodes
         if nodes and nodes > 1 and (launch.srun is None or job.tasks_per_node(launch.srun)):
@@ -184,20 +184,20 @@ def fewer(job: JobDescription) -> Iterator[Violation]:
     steps: dict[str, list[tuple[int, int, int]]] = {}  # tasks, nodes that the launcher waits for, place of the option
     for launch in job.launches:
         options = slurm_options(launch.srun) if launch.srun else {}
-        option, asked = options.get("ntasks"), job.number(launch.value("nnodes", "num_machines"))
+        option, nnodes = options.get("ntasks"), job.number(launch.value("nnodes", "num_machines"))
         started = job.number(option.value) if option else None
-        if option is None or not started or not asked or launch.srun is None:
+        if option is None or not started or not nnodes or launch.srun is None:
             continue
         if any(c.in_loop or c.in_function for c in (launch.call, launch.srun)):
             continue  # it starts one step per round, or per call
         together = launch.call.under[0].after == "&" or options.keys() & {"nodelist", "relative"}
         group = steps.setdefault(launch.kind if together else str(option.arg.offset), [])
-        group.append((started, asked, option.arg.offset))
+        group.append((started, nnodes, option.arg.offset))
     for group in steps.values():
-        total, asked = sum(started for started, _, _ in group), max(asked for _, asked, _ in group)
-        if total < asked:
+        total, nnodes = sum(started for started, _, _ in group), max(nnodes for _, nnodes, _ in group)
+        if total < nnodes:
             kind = "the steps start" if len(group) > 1 else "srun starts"
-            yield Violation(group[0][2], f"{kind} {total} of the {asked} tasks that the launcher waits for")
+            yield Violation(group[0][2], f"{kind} {total} of the {nnodes} tasks that the launcher waits for")
 
 
 @warning(
@@ -258,9 +258,9 @@ def exceeds(job: JobDescription) -> Iterator[Violation]:
 
 
 def _exceeding(job: JobDescription, options: dict[str, Option]) -> Iterator[tuple[Option, str]]:
-    asked, have = _number(job, options, "nodes"), job.number(job.heads("nodes"))
-    if asked and have and asked > have:
-        yield options["nodes"], f"{asked} nodes, but the job has {have}"
+    step_count, have = _number(job, options, "nodes"), job.number(job.heads("nodes"))
+    if step_count and have and step_count > have:
+        yield options["nodes"], f"{step_count} nodes, but the job has {have}"
     gpus = 0 if "exclusive" in job.heading else job.gpus_per_node or 0
     for name in ("gpus-per-node", "gres"):
         value = options[name].value if name in options else None
@@ -341,9 +341,9 @@ def idle_nodes(job: JobDescription) -> Iterator[Violation]:
     if any(c.program in STARTS_ELSEWHERE or runs_script(c) for c in job.calls if not c.in_substitution):
         return
     options = " ".join(a.text for c in job.work for a in c.args)
-    told = [int(n) for n in re.findall(r"(?:^| )--(?:n|num)[-_]?gpus=(\d{1,6})(?= |$)", options)]
+    indices = [int(n) for n in re.findall(r"(?:^| )--(?:n|num)[-_]?gpus=(\d{1,6})(?= |$)", options)]
     work = next((c for c in job.work if not any(SPREADS_ITSELF.search(a.text) for a in c.args)), None)
-    if work is not None and max(told, default=0) <= max(job.gpus_per_node or 0, USUAL_GPUS):
+    if work is not None and max(indices, default=0) <= max(job.gpus_per_node or 0, USUAL_GPUS):
         yield Violation(work.offset, f"{work.program} runs on the first of {job.nodes} nodes only")
 
 
@@ -422,16 +422,16 @@ def step_nodes(job: JobDescription) -> Iterator[Violation]:
             continue
         if any(c.program in ("ssh", "pdsh", "clush", "env", "srun") for c in call.under):
             continue
-        asked, named = options.get("nodes"), options.get("nodelist")
-        count = job.number(asked.value) if asked else None
-        if asked is not None and count and total and count < nodes and total > count:
+        count_option, named = options.get("nodes"), options.get("nodelist")
+        count = job.number(count_option.value) if count_option else None
+        if count_option is not None and count and total and count < nodes and total > count:
             each, cure = -(-total // count), f"-n {max(1, total * count // nodes)} too"
             text = (
                 f"srun on {count} of {nodes} nodes, but with all {total} tasks of the job: {each} on a node, or it is "
                 "refused"
             )
-            yield Violation(asked.arg.offset, text, cure=cure)
-        elif asked is None and named is not None and _is_one_host(job, named):
+            yield Violation(count_option.arg.offset, text, cure=cure)
+        elif count_option is None and named is not None and _is_one_host(job, named):
             text = f"{named.written} names one node, but without -N 1 -n 1 the step runs on all {nodes} nodes"
             yield Violation(call.offset, text)
 

@@ -92,9 +92,9 @@ def _ports_of_launchers(job: JobDescription) -> Iterator[tuple[int, int, str]]:
             if option and match and match[0] != "0" and "standalone" not in launch.options:
                 where = launch.place_of(option.arg, match[0])
                 yield where, int(match[0][:6]), f"the port of --{name} is always {match[0]}"
-        told = launch.option("standalone", "master_port", "main_process_port", "rdzv_endpoint", "config_file")
+        port_option = launch.option("standalone", "master_port", "main_process_port", "rdzv_endpoint", "config_file")
         static = is_torchrun(launch) and job.multi_node and backend(launch) == "static" and launch.srun
-        if static and not told and not job.has("PET_MASTER_PORT"):
+        if static and not port_option and not job.has("PET_MASTER_PORT"):
             yield launch.call.offset, 29500, "no --master_port: torchrun uses 29500 (it does not read MASTER_PORT)"
 
 
@@ -193,8 +193,8 @@ def rank_missing(job: JobDescription) -> Iterator[Violation]:
         several = nodes is not None and nodes not in ("0", "1") and ":" not in nodes
         if launch.kind == "deepspeed":
             several = "no_ssh" in launch.options
-        told = option or launch.option("standalone", "config_file", "hostfile")
-        if several and not told and not launch.open_ended:
+        rank_source = option or launch.option("standalone", "config_file", "hostfile")
+        if several and not rank_source and not launch.open_ended:
             name = "--machine_rank" if launch.kind == "accelerate" else "--node_rank"
             yield Violation(launch.call.offset, f"{launch.kind} on several nodes without {name}")
 
@@ -293,8 +293,10 @@ def _no_address(job: JobDescription) -> Iterator[Violation]:
             text = f"no --rdzv_endpoint: with c10d every node waits at its own localhost{ignored}"
             cure = '--rdzv_endpoint="$MASTER_ADDR:$MASTER_PORT"'
             yield Violation(chosen.arg.offset if chosen else launch.call.offset, text, cure=cure, severity="error")
-        told = launch.option("master_addr") or job.has("PET_MASTER_ADDR") or launch.value("nnodes") in (None, "1")
-        if backend(launch) == "static" and launch.srun and not told:
+        has_address = (
+            launch.option("master_addr") or job.has("PET_MASTER_ADDR") or launch.value("nnodes") in (None, "1")
+        )
+        if backend(launch) == "static" and launch.srun and not has_address:
             text = (
                 "no --master_addr: torchrun uses 127.0.0.1 (it does not read MASTER_ADDR), and every node waits for "
                 "itself"
@@ -587,8 +589,8 @@ NO_IP_WHY = "accelerate meets at None:None, or at the address of the user's own 
 @also("master-address")
 def without_address(job: JobDescription) -> Iterator[Violation]:
     """Report accelerate on several machines without the address of the first one."""
-    told = job.has("ACCELERATE_CONFIG_FILE", "MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR")
-    if told or any(c.program == "accelerate-other" for c in job.calls) or "default_config.yaml" in job.text:
+    has_address = job.has("ACCELERATE_CONFIG_FILE", "MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR")
+    if has_address or any(c.program == "accelerate-other" for c in job.calls) or "default_config.yaml" in job.text:
         return
     known = ("main_process_ip", "config_file", "deepspeed_hostfile", "rdzv_backend", "rdzv_conf", "tpu")
     for launch in (

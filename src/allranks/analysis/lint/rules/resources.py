@@ -45,20 +45,20 @@ def _few_ranks(job: JobDescription) -> Iterator[Violation]:
     calls = [la for la in job.launches if not la.call.in_function]
     if not gpus or not calls or any(_runs_beside(job, la.call.starter) for la in calls):
         return
-    found = [_ranks_of_node(job, la) for la in calls]
-    if not all(ranks and ranks < gpus for ranks, _ in found) or not _sees_gpus(job, calls):
+    counts = [_ranks_of_node(job, la) for la in calls]
+    if not all(ranks and ranks < gpus for ranks, _ in counts) or not _sees_gpus(job, calls):
         return
     if any("vllm" in a.text.lower() for la in calls for a in la.call.args):
         return  # its engine has GPUs of its own
-    launch, (ranks, option) = calls[0], found[0]
+    launch, (ranks, option) = calls[0], counts[0]
     if option is not None and LESS.fullmatch(option.value or ""):
         return  # GPUs left to another program on purpose
-    told = f"{ranks} rank{'s' * (ranks != 1)} per node" if option else "no --nproc_per_node: one rank per node"
+    started = f"{ranks} rank{'s' * (ranks != 1)} per node" if option else "no --nproc_per_node: one rank per node"
     # One process of accelerate often distributes the layers of its model over all GPUs.
     severity: Severity = "note" if launch.kind == "accelerate" and ranks == 1 else "warning"
     yield Violation(
         option.arg.offset if option else launch.call.offset,
-        f"{told}, but the job requests {gpus} GPU{'s' * (gpus > 1)} per node: the others are idle",
+        f"{started}, but the job requests {gpus} GPU{'s' * (gpus > 1)} per node: the others are idle",
         severity=severity,
     )
 
@@ -88,8 +88,8 @@ GROUP_PROGRAM = lazy_regex(r"(?:hvd|horovod|(?:\A|[/_.-])ddp|distributed)[^/]*\.
 
 def _is_group(job: JobDescription, call: ProgramCall) -> bool:
     """Return whether the processes are ranks of one group, by what the script sets or passes, or the program's name."""
-    told = any(GROUP_OPTION.fullmatch(a.text) or GROUP_PROGRAM.search(a.text) for a in call.args)
-    return told or job.has("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
+    is_named = any(GROUP_OPTION.fullmatch(a.text) or GROUP_PROGRAM.search(a.text) for a in call.args)
+    return is_named or job.has("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 
 
 def _ranks_of_node(job: JobDescription, launch: LauncherCall) -> tuple[int, Option | None]:
@@ -114,8 +114,8 @@ def _ranks_of_node(job: JobDescription, launch: LauncherCall) -> tuple[int, Opti
 
 def _machines(job: JobDescription, launch: LauncherCall) -> int | None:
     """Return the machines that accelerate is told; a configuration file may name others than one."""
-    told = launch.value("num_machines")
-    return job.number(told or "1") if told or not launch.option("config_file") else None
+    machines = launch.value("num_machines")
+    return job.number(machines or "1") if machines or not launch.option("config_file") else None
 
 
 def _sees_gpus(job: JobDescription, calls: list[LauncherCall]) -> bool:
@@ -146,9 +146,9 @@ def _one_process(job: JobDescription) -> Iterator[Violation]:
         return
     one = bool(seen) and all(re.fullmatch(r"\d", value) for value in seen)
     tasks = _tasks_are_ranks(job, gpus) and not any(c.written.startswith(("./", "../")) for c in job.calls)
-    told = " without srun, which starts the requested tasks" if tasks else ""
+    hint = " without srun, which starts the requested tasks" if tasks else ""
     rest = "it sees one of them" if one else "the others are idle unless the program uses them"
-    text = f"one process{told}, but the job requests {gpus} GPUs per node: {rest}"
+    text = f"one process{hint}, but the job requests {gpus} GPUs per node: {rest}"
     yield Violation(call.offset, text, severity="warning" if one or tasks else "note")
 
 
@@ -366,12 +366,12 @@ def parallel_sizes(job: JobDescription) -> Iterator[Violation]:
         sizes = _parallel_sizes(job, launch.call)
         if not sizes or None in sizes.values():
             continue
-        told = {name: size for name in NAMES if (size := sizes.get(name)) is not None}
-        model, ranks = prod(number for number, _ in told.values()), ranks_of(job, launch)
-        place = _place(next(iter(told.values()))[1])
+        given = {name: size for name in NAMES if (size := sizes.get(name)) is not None}
+        model, ranks = prod(number for number, _ in given.values()), ranks_of(job, launch)
+        place = _place(next(iter(given.values()))[1])
         if ranks and model > 1 and ranks % model:
-            shown = " x ".join(f"{name} {number}" for name, (number, _) in told.items())
-            equals = f" = {model} ranks" if len(told) > 1 else ""
+            shown = " x ".join(f"{name} {number}" for name, (number, _) in given.items())
+            equals = f" = {model} ranks" if len(given) > 1 else ""
             yield Violation(place, f"{shown}{equals} {'do' if equals else 'does'} not divide the {ranks} ranks")
             continue
         yield from _batches(_numbers(job, launch.call), ranks // model if ranks else None)
@@ -401,10 +401,10 @@ def _batches(numbers: dict[str, tuple[int, Argument] | None], replicas: int | No
     ),
 )
 def inherited(job: JobDescription) -> Iterator[Violation]:
-    asked = job.number(job.heads("cpus-per-task"))
+    cpus = job.number(job.heads("cpus-per-task"))
     version = job.slurm_version
     affected = version is None or FIRST_WITHOUT_CPUS <= version < FIRST_WITH_CPUS_AGAIN
-    if asked is None or asked < 2 or job.has("SRUN_CPUS_PER_TASK") or not affected:
+    if cpus is None or cpus < 2 or job.has("SRUN_CPUS_PER_TASK") or not affected:
         return
     for srun in _launching(job):
         if slurm_options(srun).keys() & {"cpus-per-task", "exclusive", "cpus-per-gpu", "cpu-bind"}:
@@ -412,7 +412,7 @@ def inherited(job: JobDescription) -> Iterator[Violation]:
         certain = version is not None and (job.tasks_per_node(srun) or 2) > 1
         yield Violation(
             srun.offset,
-            f"srun has no --cpus-per-task, which the job sets to {asked}",
+            f"srun has no --cpus-per-task, which the job sets to {cpus}",
             severity="warning" if certain else "note",
         )
 
@@ -480,15 +480,15 @@ def cpus_of_task(job: JobDescription, srun: ProgramCall | None, call: ProgramCal
 def _ranks_of_task(job: JobDescription, launch: LauncherCall) -> int | None:
     if launch.kind == "python":
         return 1
-    told = launch.value("nproc_per_node", "num_gpus")
-    if told in ("gpu", "auto") or (launch.kind == "deepspeed" and told is None):
+    procs = launch.value("nproc_per_node", "num_gpus")
+    if procs in ("gpu", "auto") or (launch.kind == "deepspeed" and procs is None):
         return job.gpus_per_node
     if launch.kind == "accelerate":
         total, machines = job.number(launch.value("num_processes")), job.number(launch.value("num_machines")) or 1
         if launch.option("config_file") and not launch.option("num_machines"):
             return None
         return total // machines if total else 1  # at least
-    return 1 if told is None and not launch.open_ended else job.number(told)
+    return 1 if procs is None and not launch.open_ended else job.number(procs)
 
 
 @note(

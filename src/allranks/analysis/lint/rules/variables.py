@@ -513,9 +513,9 @@ def _tokens(job: JobDescription) -> Iterator[tuple[int, str]]:
             name = name.rpartition("=")[2].lstrip("-")
             if name.isidentifier() and "$" not in value and not _is_no_secret(value) and holds_secret(name, value):
                 yield arg.offset, f"{name} contains"
-    for found in whole_tokens(job.text) if job.kind == "script" else ():  # in here-documents and comments, too
-        if not _is_no_secret(found[0]) and not re.search(r"(?i)abcdef|1234567", found[0]):
-            yield found.start(), "the line contains"
+    for token in whole_tokens(job.text) if job.kind == "script" else ():  # in here-documents and comments, too
+        if not _is_no_secret(token[0]) and not re.search(r"(?i)abcdef|1234567", token[0]):
+            yield token.start(), "the line contains"
 
 
 def _is_no_secret(value: str) -> bool:
