@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from allranks.launch.export import export_checkpoint
 from allranks.rundir.events import read_events
 from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
@@ -79,12 +78,15 @@ def test_a_resume_continues_the_count_and_an_ended_run_is_not_resumed(early: Any
     assert "ended early after step" in done.stderr and "eval.patience" in done.stderr
 
 
+def exported(root: Path, *words: str, cwd: Path | None = None) -> dict[str, Any]:
+    return json.loads(allranks("export", str(root), "--json", *words, cwd=cwd or root, code=0).stdout)
+
+
 def test_the_best_is_exported(early: Any, tmp_path: Path) -> None:
     """From elsewhere to a relative folder; the process that verifies it starts in another one."""
     folder, _, run = early
     best = int(run.best_checkpoint.read_text().removeprefix("step-"))
-    done = allranks("export", str(run.root), "--best", "--json", "--out", "given", cwd=tmp_path, code=0)
-    told = json.loads(done.stdout)
+    told = exported(run.root, "--best", "--out", "given", cwd=tmp_path)
     assert (told["step"], told["folder"]) == (best, str(tmp_path / "given"))
     config = json.loads((tmp_path / "given" / "adapter_config.json").read_text())
     assert Path(config["base_model_name_or_path"]).is_absolute() and Path(config["base_model_name_or_path"]).is_dir()
@@ -174,23 +176,21 @@ def test_an_adapter_and_its_merged_model_say_the_same(lora: RunDir) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    adapter = export_checkpoint(lora, step=None, merge=False, out=None, force=False)
-    merged = export_checkpoint(lora, step=2, merge=True, out=None, force=False)
-    assert adapter.difference == 0.0 and 0.0 <= merged.difference < 1e-4
-    base = AutoModelForCausalLM.from_pretrained(str(adapter.base))
+    adapter, merged = (exported(lora.root, *words) for words in ((), ("--step", "2", "--merge")))
+    assert adapter["difference"] == 0.0 and 0.0 <= merged["difference"] < 1e-4
+    base = AutoModelForCausalLM.from_pretrained(adapter["base"])
     plain = logits(base)
-    with_adapter = logits(PeftModel.from_pretrained(base, adapter.folder))
-    alone = logits(AutoModelForCausalLM.from_pretrained(merged.folder))
+    with_adapter = logits(PeftModel.from_pretrained(base, adapter["folder"]))
+    alone = logits(AutoModelForCausalLM.from_pretrained(merged["folder"]))
     assert float((with_adapter - plain).abs().max()) > 1e-3
     assert torch.allclose(alone, with_adapter, atol=1e-4)
-    assert len(AutoTokenizer.from_pretrained(merged.folder)) <= plain.shape[-1] == 320
-    assert not list(Path(merged.folder).glob("*.bin")) and not (Path(adapter.folder) / "manifest.json").exists()
+    assert len(AutoTokenizer.from_pretrained(merged["folder"])) <= plain.shape[-1] == 320
+    assert not list(Path(merged["folder"]).glob("*.bin")) and not Path(adapter["folder"], "manifest.json").exists()
 
 
 def test_a_model_trained_whole_is_exported_without_our_state(tmp_path: Path) -> None:
     run = trained(tmp_path, adapter={"type": "none"}, checkpoint={"mode": "full"})
-    done = allranks("export", run.name, "--json", cwd=tmp_path, code=0)
-    told = json.loads(done.stdout)
+    told = exported(run.root)
     assert told["kind"] == "model" and told["difference"] == 0.0
     assert not (Path(told["folder"]) / "state").exists()
     assert equal(weights_of(run, 2), load_file(Path(told["folder"]) / "model.safetensors"))
