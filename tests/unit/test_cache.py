@@ -14,6 +14,7 @@ import pytest
 from allranks.errors import EnvironmentNotAble
 from allranks.rundir import shared_cache
 from allranks.rundir.files import write_json
+from tests.dist.harness import until
 
 BUILDER = """
 import sys, time, pathlib
@@ -46,13 +47,6 @@ def start(folder: Path, seconds: float) -> subprocess.Popen[str]:
 
 def builds(folder: Path) -> int:
     return len((folder / "builds.log").read_text().splitlines())
-
-
-def until(condition: object, limit_s: float = 20) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def leftovers(folder: Path) -> list[str]:

@@ -71,14 +71,16 @@ def test_a_layer_stays_in_one_file() -> None:
     assert all(len({home[f"model.layers.{i}.{p}"] for p in ("up", "down", "gate")}) == 1 for i in range(5))
 
 
-def publish(run: RunDir, step: int, keep: int, size: int = 1000) -> None:
+def publish(
+    run: RunDir, step: int, keep: int, size: int = 1000, *, loss: float | None = None, keep_best: bool = False
+) -> None:
     aside = run.checkpoints / f".step-{step}.tmp"
     aside.mkdir(parents=True)
     (aside / "weights").write_bytes(b"x" * size)
-    facts = {"schema_version": SCHEMA_VERSION, "step": step, "mode": "full", "world_size": 2}
+    facts = {"schema_version": SCHEMA_VERSION, "step": step, "mode": "full", "world_size": 2, "eval_loss": loss}
     write_json(aside / "manifest.json", {**facts, "files": hash_files(aside)})
-    publish_checkpoint(run, aside, step)
-    remove_old_checkpoints(run, step, keep)
+    publish_checkpoint(run, aside, step, keep_best=keep_best)
+    remove_old_checkpoints(run, step, keep, keep_best=keep_best)
 
 
 def published(folder: Path, **changes: Any) -> RunDir:

@@ -10,12 +10,12 @@ import pytest
 
 from allranks.analysis.metrics import best_evaluation, early_stop
 from allranks.errors import CheckpointError, RequestError, SpecError
-from allranks.rundir.checkpoints import best_checkpoint, hash_files
-from allranks.rundir.files import SCHEMA_VERSION, write_json
+from allranks.rundir.checkpoints import best_checkpoint
 from allranks.rundir.paths import RunDir
 from allranks.spec import parse_spec
-from allranks.train.checkpoint.commit import make_room, publish_checkpoint, remove_old_checkpoints
+from allranks.train.checkpoint.commit import make_room
 from allranks.train.evaluation import EarlyStopping, evaluations_until
+from tests.unit.test_checkpoint import publish
 
 
 @pytest.mark.parametrize(
@@ -56,11 +56,7 @@ def test_earlier_attempts_count_without_what_was_repeated() -> None:
         {"event": "eval", "step": 5, "loss": 3.0},
         {"event": "step", "step": 6},
         {"event": "eval", "step": 10, "loss": 2.0},
-        {
-            "event": "eval",
-            "step": 15,
-            "loss": 1.0,
-        },  # after the checkpoint of step 10, from which the next attempt resumed
+        {"event": "eval", "step": 15, "loss": 1.0},  # after the checkpoint of step 10, where the next attempt resumed
         {"event": "resume", "from_step": 10},
         {"event": "eval", "step": 15, "loss": 1.5},
         {"event": "eval", "step": 20, "loss": None},
@@ -69,24 +65,14 @@ def test_earlier_attempts_count_without_what_was_repeated() -> None:
     assert evaluations_until(events, 10) == [(5, 3.0), (10, 2.0)]
 
 
-def saved(run: RunDir, step: int, loss: float | None, *, keep: int, keep_best: bool = True) -> None:
-    aside = run.checkpoints / f".step-{step}.tmp"
-    aside.mkdir(parents=True)
-    (aside / "weights").write_bytes(b"x" * (10 << 20))
-    facts = {"schema_version": SCHEMA_VERSION, "step": step, "mode": "full", "world_size": 2, "eval_loss": loss}
-    write_json(aside / "manifest.json", {**facts, "files": hash_files(aside)})
-    publish_checkpoint(run, aside, step, keep_best=keep_best)
-    remove_old_checkpoints(run, step, keep, keep_best=keep_best)
-
-
 def test_the_best_stays_and_the_pointer_names_it(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     for step, loss in ((1, 3.0), (2, 1.0), (3, None), (4, 2.0), (5, 1.0)):
-        saved(run, step, loss, keep=1)
+        publish(run, step, keep=1, loss=loss, keep_best=True)
     assert run.checkpoint_steps() == [2, 5]  # equal losses: the earlier one
     assert (run.best_checkpoint.read_text(), run.latest_checkpoint.read_text()) == ("step-2\n", "step-5\n")
     assert best_checkpoint(run) == 2
-    saved(run, 6, 0.5, keep=1)
+    publish(run, 6, keep=1, loss=0.5, keep_best=True)
     assert run.checkpoint_steps() == [6]
     assert run.best_checkpoint.read_text() == "step-6\n"
 
@@ -94,7 +80,7 @@ def test_the_best_stays_and_the_pointer_names_it(tmp_path: Path) -> None:
 def test_room_is_not_made_from_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunDir(tmp_path)
     for step, loss in ((1, 1.0), (2, 2.0), (3, 3.0)):
-        saved(run, step, loss, keep=9)
+        publish(run, step, 9, 10 << 20, loss=loss, keep_best=True)
     free = 12 << 20
     monkeypatch.setattr(
         "allranks.train.checkpoint.commit.shutil.disk_usage", lambda path: type("Usage", (), {"free": free})()
@@ -107,10 +93,10 @@ def test_room_is_not_made_from_the_best(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_best_that_is_missing_or_damaged_is_refused(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    saved(run, 1, None, keep=2)
+    publish(run, 1, keep=2, loss=None, keep_best=True)
     with pytest.raises(RequestError, match=r"no checkpoint has a held-out loss.*checkpoint\.keep_best: true"):
         best_checkpoint(run)
-    saved(run, 2, 1.0, keep=2)
+    publish(run, 2, keep=2, loss=1.0, keep_best=True)
     (run.checkpoint(2) / "weights").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"step-2, the best checkpoint: weights has the wrong size"):
         best_checkpoint(run)

@@ -54,22 +54,3 @@ def test_the_tested_versions_are_those_that_the_patches_were_verified_for() -> N
     pinned = dict(line.split("==") for line in lines if "==" in line)
     (pinned["torch"],) = re.findall(r"TORCH:-([\d.]+)", (REPO / "scripts" / "setup.sh").read_text())
     assert {package: ".".join(pinned[package].split(".")[:2]) for package in VERIFIED} == VERIFIED
-
-
-def test_keys_are_repeated_for_float32_attention_on_a_gpu() -> None:
-    """Its only fused kernel there has no grouped queries."""
-    from types import SimpleNamespace
-
-    import torch
-    from transformers.integrations import sdpa_attention
-
-    from allranks.train.patches import repeat_keys_in_float32
-
-    def grouped(device: str, dtype: object) -> bool:
-        key = SimpleNamespace(device=torch.device(device), dtype=dtype, shape=(1, 2, 8, 64))
-        return sdpa_attention.use_gqa_in_sdpa(None, key, key)
-
-    for _ in range(2):
-        repeat_keys_in_float32()
-    assert not grouped("cuda", torch.float32)
-    assert grouped("cuda", torch.bfloat16) and grouped("cpu", torch.float32)
