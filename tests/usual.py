@@ -52,6 +52,7 @@ FILES: dict[str, set[str]] = {
         "test_both_refuse_a_run_root_that_the_login_side_may_not_write",
         "test_both_find_the_same_on_the_nodes[program]",
     },
+    "cluster/test_sbatch.py": {"test_a_job_is_followed_and_its_output_is_that_of_the_script"},
     "cluster/test_slurm_runs.py": {
         "test_a_killed_rank_on_another_node_is_named", "test_ctrl_c_cancels_the_job",
         "test_a_killed_node_sends_the_job_back_to_the_queue_and_it_goes_on[program]",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from allranks.analysis.diagnose.job_logs import find_job_logs
+from allranks.analysis.diagnose.job_logs import diagnose_job
 from allranks.analysis.lint.command_options import sbatch_options
 from allranks.errors import EnvironmentNotAble, RequestError
 from allranks.nodes.slurm.answers import SACCT_DELIMITER
+from allranks.nodes.slurm.commands import Slurm
 from tests.unit.test_slurm_commands import AWAY, NOT_KNOWN, saying, stub
 
 # Recorded with 22.05; the script's arguments and the comment contain keys.
@@ -25,61 +27,72 @@ def record(folder: Path, raw: int, state: str = "FAILED", code: str = "1:0", arr
     return JOB.format(folder=folder, raw=raw, state=state, code=code, array=array, **files)
 
 
+def read(slurm: Slurm, job: str) -> tuple[set[str], list[str]]:
+    """The names of the logs that were read, each of which names itself in an exception, and the notes."""
+    diagnosis, notes = diagnose_job(slurm, job)
+    return {Path(item.file).name for finding in diagnosis.findings for item in finding.evidence}, notes
+
+
+def log(path: Path) -> Path:
+    path.write_text('Traceback (most recent call last):\n  File "a.py", line 1, in <module>\nValueError: bad\n')
+    return path
+
+
 def test_patterns_that_scontrol_leaves_are_expanded_and_free_text_is_no_path(tmp_path: Path) -> None:
-    (tmp_path / "o-00012-gpu07-0-batch.log").touch()
-    (tmp_path / "err 12").touch()
+    names = {log(tmp_path / name).name for name in ("o-00012-gpu07-0-batch.log", "err 12")}
     slurm = stub(tmp_path, scontrol=saying(tmp_path, record(tmp_path, 12, err="err %j")))
-    logs = find_job_logs(slurm, "12")
-    assert {path.name for path in logs.files} == {"o-00012-gpu07-0-batch.log", "err 12"}
-    assert logs.notes == ["job 12: FAILED (exit code 1)"] and "12|FAILED|1:0" in logs.accounting
+    assert read(slurm, "12") == (names, ["job 12: FAILED (exit code 1)"])
+    timeout = stub(tmp_path, scontrol=saying(tmp_path, record(tmp_path, 12, "TIMEOUT", "0:15", out="no", err="no")))
+    assert diagnose_job(timeout, "12")[0].findings[0].id == "slurm_time_limit", "without any log"
 
 
 def test_only_failed_tasks_of_an_array_are_read_and_a_missing_folder_is_said(tmp_path: Path) -> None:
-    (tmp_path / "a_1").touch()
-    tasks = [("COMPLETED", "0:0", "a_%a"), ("FAILED", "0:53", "gone/a_%a"), ("TIMEOUT", "0:15", "a_%4a")]
+    for name in ("a_1", "a_0003"):
+        log(tmp_path / name)
+    tasks = [("COMPLETED", "0:0", "a_%a"), ("FAILED", "0:53", "gone/a_%a"), ("FAILED", "1:0", "a_%4a")]
     text = "".join(
         record(tmp_path, 20 + i, state, code, f"ArrayJobId=22 ArrayTaskId={i} ", out=out, err=out)
         for i, (state, code, out) in enumerate(tasks, start=1)
     )
-    (tmp_path / "a_0003").touch()
-    logs = find_job_logs(stub(tmp_path, scontrol=saying(tmp_path, text)), "22")
-    assert [path.name for path in logs.files] == ["a_0003"]
-    assert "2 of 3 tasks failed; only their logs are read" in logs.notes
-    assert any("22_2" in note and f"mkdir -p {tmp_path}/gone" in note for note in logs.notes)
+    names, notes = read(stub(tmp_path, scontrol=saying(tmp_path, text)), "22")
+    assert names == {"a_0003"} and "2 of 3 tasks failed; only their logs are read" in notes
+    assert any("22_2" in note and f"{tmp_path}/gone/a_2" in note and "mkdir -p" in note for note in notes)
 
 
 @pytest.mark.parametrize(
-    ("command", "script", "paths", "log"),
+    ("command", "script", "path", "name"),
     [
-        ("sbatch job.sh", "", ["o-%A_%a", ""], "o-9_3"),  # 24.05 and later
+        ("sbatch job.sh", "", "o-%A_%a", "o-9_3"),  # 24.05 and later
         ("sbatch -N 2 --output=o-%x job.sh -o no", "", None, "o-job"),
         ("sbatch -W job.sh", '#!/bin/bash\n#SBATCH -e "e 1" -o "x %J" # why\n', None, "x 7"),
         ("sbatch job.sh", "NONE", None, "slurm-9_3.out"),
     ],
 )
 def test_older_jobs_are_found_in_accounting(
-    tmp_path: Path, command: str, script: str, paths: list[str] | None, log: str
+    tmp_path: Path, command: str, script: str, path: str | None, name: str
 ) -> None:
-    (tmp_path / log).touch()
-    row = ["9_3", "7", "job", "ann", "n[1-2]", str(tmp_path), command, "FAILED", "1:0", *(paths or [])]
+    row = ["9_3", "7", "job", "ann", "n[1-2]", str(tmp_path), command, "FAILED", "1:0", *([path, ""] if path else [])]
     rows = saying(tmp_path, SACCT_DELIMITER.join(row) + "\n")
-    new = rows if paths else "echo 'Invalid field requested: \"StdOut\"' >&2; exit 1"
+    new = rows if path else "echo 'Invalid field requested: \"StdOut\"' >&2; exit 1"
     sacct = f'case "$*" in *StdOut*) {new} ;; *--batch-script*) {saying(tmp_path, script)} ;; *) {rows} ;; esac'
     slurm = stub(tmp_path, scontrol=saying(tmp_path, NOT_KNOWN, 1, ">&2"), sacct=sacct)
-    assert find_job_logs(slurm, "9_3").files == [tmp_path / log]
+    log(tmp_path / name)
+    assert read(slurm, "9_3")[0] == {name}
 
 
-def test_what_is_unknown_is_said(tmp_path: Path) -> None:
-    gone = stub(tmp_path, scontrol=saying(tmp_path, NOT_KNOWN, 1, ">&2"), sacct="echo accounting storage is disabled")
-    with pytest.raises(RequestError, match=r"does not know it .* allranks diagnose FILE"):
-        find_job_logs(gone, "12")
-    with pytest.raises(RequestError, match="expected a job ID"):
-        find_job_logs(gone, "12; rm")
-    with pytest.raises(EnvironmentNotAble, match="Unable to contact"):
-        find_job_logs(stub(tmp_path, scontrol=saying(tmp_path, AWAY, 1, ">&2")), "12")
-    waits = stub(tmp_path, scontrol=saying(tmp_path, record(tmp_path, 12, "PENDING", "0:0")))
-    with pytest.raises(RequestError, match="has not started; it will write to"):
-        find_job_logs(waits, "12")
+@pytest.mark.parametrize(
+    ("job", "answer", "error", "said"),
+    [
+        ("12", (NOT_KNOWN, 1, ">&2"), RequestError, r"does not know it .* allranks diagnose FILE"),
+        ("12; rm", (NOT_KNOWN, 1, ">&2"), RequestError, "expected a job ID"),
+        ("12", (AWAY, 1, ">&2"), EnvironmentNotAble, "Unable to contact"),
+        ("12", (record(Path("/x"), 12, "PENDING", "0:0").replace("gpu[07-09]", ""),), RequestError, "has not started"),
+    ],
+)
+def test_what_is_unknown_is_said(tmp_path: Path, job: str, answer: Any, error: type[Exception], said: str) -> None:
+    slurm = stub(tmp_path, scontrol=saying(tmp_path, *answer), sacct="echo accounting storage is disabled")
+    with pytest.raises(error, match=said):
+        diagnose_job(slurm, job)
 
 
 @pytest.mark.parametrize(

@@ -4,18 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
 
 from allranks.cli.options import any_path, echo, json_option, print_json, resolve_run_path, root_option
 from allranks.errors import EXIT_FAILED, EXIT_OK, EXIT_REQUEST, RequestError
-
-if TYPE_CHECKING:
-    from allranks.nodes.slurm.commands import Slurm
 
 
 @click.command("diagnose")
@@ -42,34 +38,19 @@ def diagnose_command(
     """
     if not paths and job is None:
         raise click.UsageError("give PATH... (logs, folders, a run), or --job JOBID", click.get_current_context())
-    given = [resolve_run_path(path, run_root) for path in paths]
-    if job is not None:
+    given, notes = [resolve_run_path(path, run_root) for path in paths], []
+    if job is None:
+        from allranks.analysis.diagnose import diagnose
+
+        diagnosis = diagnose(given, workers=workers)
+    else:
+        from allranks.analysis.diagnose.job_logs import diagnose_job
         from allranks.nodes.slurm.commands import find_slurm
 
-        return diagnose_job(find_slurm(Path.cwd(), wanted=f"--job {job}:"), job, given, workers, as_json=as_json)
-    return _diagnose(given, workers, as_json)
-
-
-def diagnose_job(slurm: Slurm, job: str, more: Sequence[Path], workers: int | None = None, *, as_json: bool) -> int:
-    """Diagnose the logs of a job of Slurm, with its state as further evidence."""
-    import tempfile
-
-    from allranks.analysis.diagnose.job_logs import find_job_logs
-
-    logs = find_job_logs(slurm, job)
-    for note in logs.notes:
+        slurm = find_slurm(Path.cwd(), wanted=f"--job {job}:")
+        diagnosis, notes = diagnose_job(slurm, job, given, workers=workers)
+    for note in notes:
         echo(note, err=True)
-    with tempfile.TemporaryDirectory(prefix="allranks-") as folder:
-        accounting = Path(folder, "slurm-accounting")
-        accounting.mkdir()
-        (accounting / f"job-{job}").write_text(logs.accounting)
-        return _diagnose([*logs.files, accounting, *more], workers, as_json)
-
-
-def _diagnose(paths: Sequence[Path], workers: int | None, as_json: bool) -> int:
-    from allranks.analysis.diagnose import diagnose
-
-    diagnosis = diagnose(paths, workers=workers)
     if as_json:
         print_json(msgspec.to_builtins(diagnosis))
     else:

@@ -26,6 +26,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "examples": ("examples", "List the examples that come with allranks, or copy one."),
     "run": ("run", "Plan, check, launch, follow and report one run."),
     "torchrun": ("torchrun", "Start a program with torchrun's own command line; no spec."),
+    "sbatch": ("sbatch", "Lint, submit, check, follow and diagnose your own batch script."),
     "plan": ("plan", "Show what would run, without running anything."),
     "data": ("data", "Show the rows that a run would train on, and which tokens are trained."),
     "stage": ("doctor", "Build and verify the bundle for nodes without access to the project or packages."),
@@ -169,9 +170,9 @@ def _run(debug: bool) -> int:
 
 
 def _hoist_debug(args: list[str]) -> list[str]:
-    """Move ``--debug`` to the front; it may be anywhere before a ``--`` or ``torchrun``."""
-    end = next((word for word in ("torchrun", "--") if word in args), None)  # what follows is not ours
-    own = args[: args.index(end)] if end else args
+    """Move ``--debug`` to the front; it may be anywhere before a ``--``, ``torchrun`` or ``sbatch``."""
+    ends = (i for i, word in enumerate(args) if word in ("torchrun", "sbatch", "--"))  # what follows is not ours
+    own = args[: next(ends, len(args))]
     return (["--debug"] if "--debug" in own else []) + [a for a in own if a != "--debug"] + args[len(own) :]
 
 

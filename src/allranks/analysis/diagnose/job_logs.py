@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 
+from allranks.analysis.diagnose import Diagnosis, diagnose
 from allranks.analysis.lint.command_options import sbatch_options
 from allranks.errors import EnvironmentNotAble, RequestError
 from allranks.nodes.slurm import answers
@@ -17,20 +21,15 @@ from allranks.nodes.slurm.commands import ALIVE_STATES, Slurm
 MAX_NAMED = 5
 
 
-class JobLogs(msgspec.Struct, frozen=True, kw_only=True):
-    """The logs of a job that exist here, what Slurm says about its end, and what is unknown."""
+def diagnose_job(
+    slurm: Slurm, job: str, more: Sequence[Path] = (), *, workers: int | None = None
+) -> tuple[Diagnosis, list[str]]:
+    """Return the diagnosis of a job from its logs, its state and `more`, and notes for the reader.
 
-    files: list[Path]
-    accounting: str
-    """A table of states and exit codes, as sacct prints it."""
-    notes: list[str]
-
-
-def find_job_logs(slurm: Slurm, job: str) -> JobLogs:
-    """Return the logs of a job, or of the tasks of an array; of an array with failed tasks, only theirs.
+    Of an array with failed tasks, only their logs are read.
 
     Raises:
-        RequestError: this is no job ID, or Slurm does not know the job, or no log of it is here and it did not fail.
+        RequestError: this is no job ID; Slurm does not know the job; or it did not fail, and no log of it is here.
         EnvironmentNotAble: Slurm does not answer.
     """
     if not re.fullmatch(r"\d+(?:_\d+|\+\d+)?", job):
@@ -40,16 +39,20 @@ def find_job_logs(slurm: Slurm, job: str) -> JobLogs:
     notes = [f"job {one.label}: {answers.end_text(one.info)}" for one in (failed or jobs)[:MAX_NAMED]]
     if failed and len(jobs) > 1:
         notes.append(f"{len(failed)} of {len(jobs)} tasks failed; only their logs are read")
-    files: dict[Path, None] = {}
+    files: list[Path] = []
     for one in [_with_paths(slurm, job) for job in failed or jobs]:
         there = [path for path in one.paths if path.exists()]
-        files.update(dict.fromkeys(there))
+        files += there
         if not there:
             notes.append(f"job {one.label}: {_why_no_log(one)}")
     if not files and not failed:
         raise RequestError("; ".join(notes))
     rows = [f"{one.label}|{one.info.state}|{one.info.exit_code or 0}:{one.info.exit_signal or 0}" for one in jobs]
-    return JobLogs(files=list(files), accounting="\n".join(["JobID|State|ExitCode", *rows, ""]), notes=notes)
+    with TemporaryDirectory(prefix="allranks-") as folder:
+        accounting = Path(folder, "slurm-accounting", f"job-{job}")
+        accounting.parent.mkdir()
+        accounting.write_text("\n".join(["JobID|State|ExitCode", *rows, ""]))  # as sacct prints it
+        return diagnose([*files, accounting.parent, *more], workers=workers), notes
 
 
 def _recorded(slurm: Slurm, job: str) -> list[JobFiles]:
@@ -77,13 +80,10 @@ def _with_paths(slurm: Slurm, job: JobFiles) -> JobFiles:
     if job.std_out is not None:
         return job
     script = slurm.output("sacct", "--jobs", job.label, "--batch-script") or ""
-    lines = [*re.findall(r"(?m)^#SBATCH[ \t]+(.*)", script), job.submitted_by.removeprefix("sbatch")]
     options: dict[str, str | None] = {}
-    for line in lines:
-        try:
+    for line in (*re.findall(r"(?m)^#SBATCH[ \t]+(.*)", script), job.submit_line.removeprefix("sbatch")):
+        with suppress(ValueError):  # an open quote
             options |= sbatch_options(shlex.split(line, comments=True))[0]
-        except ValueError:  # an open quote
-            continue
     usual = "slurm-%A_%a.out" if "_" in job.label else "slurm-%j.out"
     return msgspec.structs.replace(job, std_out=options.get("output") or usual, std_err=options.get("error"))
 
@@ -91,17 +91,11 @@ def _with_paths(slurm: Slurm, job: JobFiles) -> JobFiles:
 def _why_no_log(job: JobFiles) -> str:
     if not job.paths:
         return "it has no batch script, so Slurm wrote no log: its output went to the terminal of salloc or srun"
-    path, state = job.paths[0], job.info.state
-    if state in ("PENDING", "CONFIGURING"):
+    path, nodes = job.paths[0], job.info.nodes
+    if nodes is None:
         return f"it has not started; it will write to {path}"
+    if job.submit_line:
+        return f"sacct does not know its log, and {path}, as sbatch's options imply, is not here; give the file instead"
     if not path.parent.exists():
-        return (
-            f"the folder {path.parent} of its log is not on this machine; if {job.info.nodes} lacks it too, Slurm could "
-            f"not open the log and the job failed at once: mkdir -p {path.parent}"
-        )
-    if job.submitted_by:
-        return (
-            f"this sacct does not record where its log is, and {path}, which its command line implies, is not on this "
-            "machine; give the file: allranks diagnose FILE"
-        )
-    return f"its log {path} is not on this machine; if it is on {job.info.nodes}, copy it and diagnose the copy"
+        return f"the folder of its log {path} is not here; without it on {nodes}, the job fails at once: mkdir -p it"
+    return f"its log {path} is not on this machine; if it is on {nodes}, copy it and diagnose the copy"

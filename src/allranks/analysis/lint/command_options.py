@@ -112,22 +112,15 @@ def srun_end(args: Sequence[Argument]) -> int:
     return len(args)
 
 
-SBATCH_FLAGS = {"wait", "stepmgr"}
-"""Options that take no value of sbatch; srun's do."""
-
-
 def sbatch_options(words: Sequence[str], flags: Sequence[str] = ()) -> tuple[dict[str, str | None], int]:
-    """Return the options of a command line of sbatch, the last of each name, and the index of the script.
-
-    Args:
-        flags: further options without a value.
-    """
+    """Return the options of a command line of sbatch, the last of each name, and the index of the script; `flags` are
+    further options without a value."""
     options: dict[str, str | None] = {}
     i = 0
     while i < len(words) and words[i] != "--" and words[i].startswith(("-", ":")):
         name, value, follows = slurm_option(words[i])
-        colon = words[i] == ":"  # between the options of two parts of a heterogeneous job
-        if follows and name not in {*SBATCH_FLAGS, *flags} and not colon:
+        # srun's --wait has a value; a colon separates the parts of a heterogeneous job
+        if follows and words[i] != ":" and name not in ("wait", "stepmgr", *flags):
             i += 1
             value = words[i] if i < len(words) else None
         options[name] = value

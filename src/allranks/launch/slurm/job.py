@@ -127,13 +127,7 @@ class SlurmJob(LaunchedJob):
                 f"job {self._job}: Slurm has not answered for {UNANSWERED_S:.0f} s ({self._unanswered}); still "
                 "following the run"
             )
-        if state.state == "PENDING":
-            when = f", estimated start {state.start}" if state.start not in ("", "N/A") else ""
-            reason = state.reason if state.reason not in ("", "None") else "Slurm has not said why yet"
-            return f"job {self._job} is pending: {reason}{when}"
-        if state.state == "RUNNING":
-            return f"job {self._job} is running on {state.nodes}"
-        return None if state.state == "GONE" else f"job {self._job} is {state.state}"
+        return describe_state(self._job, state)
 
     def end_reason(self) -> str:
         try:
@@ -173,6 +167,17 @@ class SlurmJob(LaunchedJob):
             self._slurm.cancel(self._job, *options, timeout_s=CANCEL_TIMEOUT_S)
         except EnvironmentNotAble as error:
             self._notes.append(f"could not signal job {self._job}: {error}. Cancel it by hand: scancel {self._job}")
+
+
+def describe_state(job: str, state: JobState) -> str | None:
+    """Return the state of a job in the queue as a line for the user; None if Slurm does not know the job."""
+    if state.state == "PENDING":
+        when = f", estimated start {state.start}" if state.start not in ("", "N/A") else ""
+        reason = state.reason if state.reason not in ("", "None") else "Slurm has not said why yet"
+        return f"job {job} is pending: {reason}{when}"
+    if state.state == "RUNNING":
+        return f"job {job} is running on {state.nodes}"
+    return None if state.state == "GONE" else f"job {job} is {state.state}"
 
 
 IN_ALLOCATION = "ALLRANKS_IN_ALLOCATION"

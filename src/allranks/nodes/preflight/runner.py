@@ -122,7 +122,7 @@ class PreflightResult(msgspec.Struct, frozen=True, kw_only=True):
 def run_preflight(
     where: TargetNodes,
     spec: RunSpec,
-    plan: LaunchPlan,
+    plan: LaunchPlan | PlanRequirements,
     run_root: Path,
     *,
     imports: bool = True,
@@ -153,7 +153,7 @@ def run_preflight(
     survey = NodeSurvey(
         probes=probes,
         required=asked,
-        need=_plan_requirements(plan, fixed),
+        need=plan if isinstance(plan, PlanRequirements) else _plan_requirements(plan, fixed),
         network=network,
         network_error=network_error,
         reach=reach,

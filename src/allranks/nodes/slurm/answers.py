@@ -93,23 +93,22 @@ class JobFiles(msgspec.Struct, frozen=True, kw_only=True):
     info: JobInfo
     label: str
     """The job as users name it: 12, or 12_3 for a task."""
-    name: str
-    user: str
-    work_dir: str
-    std_out: str | None
-    """None: unknown; a job without a batch script has an empty one."""
-    std_err: str | None
-    submitted_by: str = ""
+    name: str = ""
+    user: str = ""
+    work_dir: str = ""
+    std_out: str | None = None
+    """None: unknown; empty for a job without a batch script."""
+    std_err: str | None = None
+    submit_line: str = ""
     """The command line of sbatch, as sacct has it."""
 
     @property
     def paths(self) -> list[Path]:
         """Return the files of output and errors, with all patterns expanded; none if they are unknown."""
         array_job, _, task = self.label.partition("_")
-        first = re.match(r"([^,[]*)(?:\[([^],-]*)[^]]*\])?([^,]*)", self.info.nodes or "")
-        node = "".join(part or "" for part in first.groups()) if first else ""
+        node = re.sub(r"\[(\d+)[^]]*\].*|[,.].*", r"\1", self.info.nodes or "")  # the first of gpu[07-09],login
         values = {"A": array_job, "a": task or "4294967294", "j": self.info.job, "J": self.info.job, "x": self.name}
-        values |= {"u": self.user, "N": node.partition(".")[0], "n": "0", "t": "0", "s": "batch", "%": "%"}
+        values |= {"u": self.user, "N": node, "n": "0", "t": "0", "s": "batch", "%": "%"}
 
         def expanded(found: re.Match[str]) -> str:
             value = values.get(found[2], found[0])
@@ -195,50 +194,49 @@ def _job(record: str) -> JobInfo | None:
     )
 
 
+# Arguments of the script and a comment precede the files and may contain anything, so the last of each key counts.
+_FILES = re.compile(
+    r".*?JobName=(?P<name>.*?) UserId=(?P<user>[^(]*)\(.* WorkDir=(?P<work_dir>.*?)(?: (?:[A-Z][a-z]+)*Comment=.*)? "
+    r"StdErr=(?P<std_err>.*?) StdIn=.*? StdOut=(?P<std_out>.*?)(?: [A-Z][A-Za-z]*=|\s*$)"
+)
+
+
 def parse_job_files(text: str) -> list[JobFiles]:
     """Parse output of ``scontrol show job --oneliner`` for the files of its jobs and tasks."""
     jobs = []
-    for part in _RECORD.split(text):
-        line = " ".join(part.splitlines())
-        info, owner = _job(part) if part.startswith("JobId=") else None, _OWNER.search(line)
-        if info is None or owner is None:
-            continue
-        head = dict(re.findall(r"(ArrayJobId|ArrayTaskId)=(\S+)", line.partition(" JobName=")[0]))
-        # Arguments of the script and a comment come before them and may contain anything.
-        files = re.search(r".* StdErr=(?P<err>.*?) StdIn=.*? StdOut=(?P<out>.*?)(?: [A-Z][A-Za-z]*=|\s*$)", line)
-        folder = re.search(r".* WorkDir=(.*?)(?: (?:[A-Z][a-z]+)*Comment=| StdErr=)", line)
-        jobs.append(
-            JobFiles(
-                info=info,
-                label=f"{head['ArrayJobId']}_{head['ArrayTaskId']}" if "ArrayTaskId" in head else info.job,
-                name=line[: owner.start()].partition(" JobName=")[2],
-                user=line[owner.start() :].partition("UserId=")[2].partition("(")[0],
-                work_dir=folder[1] if folder else "",
-                std_out=files["out"] if files else "",
-                std_err=files["err"] if files else "",
-            )
-        )
+    for line in (" ".join(part.splitlines()) for part in _RECORD.split(text) if part.startswith("JobId=")):
+        if info := _job(line):
+            task = re.match(r"JobId=\d+ ArrayJobId=(\d+) ArrayTaskId=(\S+)", line)
+            files = _FILES.match(line)
+            known = files.groupdict() if files else {"std_out": ""}
+            jobs.append(JobFiles(info=info, label=f"{task[1]}_{task[2]}" if task else info.job, **known))
     return jobs
 
 
 SACCT_FILES = ("JobID", "JobIDRaw", "JobName", "User", "NodeList", "WorkDir", "SubmitLine", "State", "ExitCode")
-SACCT_PATHS = ("StdOut", "StdErr")
-"""Fields of sacct since 24.05."""
+SACCT_PATHS = ("StdOut", "StdErr")  # since 24.05
 SACCT_DELIMITER = "\x1f"
 
 
 def parse_sacct_files(text: str) -> list[JobFiles]:
     """Parse output of sacct with the fields `SACCT_FILES` and, if it has them, `SACCT_PATHS`."""
     jobs = []
-    for line in text.splitlines():
-        if line.count(SACCT_DELIMITER) < len(SACCT_FILES) - 1:  # "accounting storage is disabled"
-            continue
-        label, raw, name, user, nodes, folder, command, state, code, *paths = line.split(SACCT_DELIMITER)
-        if (info := parse_sacct(f"{state}|{code}", raw)) is not None:
-            info = msgspec.structs.replace(info, nodes=_known(nodes.replace("None assigned", "")))
-            out, err = (path or None for path in paths) if len(paths) == len(SACCT_PATHS) else (None, None)
-            known = {"label": label, "name": name, "user": user, "work_dir": folder, "submitted_by": command}
-            jobs.append(JobFiles(info=info, std_out=out, std_err=err, **known))
+    for values in (line.split(SACCT_DELIMITER) for line in text.splitlines()):
+        row = dict(zip((*SACCT_FILES, *SACCT_PATHS), values, strict=False))
+        info = parse_sacct(f"{row.get('State')}|{row.get('ExitCode')}", row.get("JobIDRaw", ""))
+        if info is not None and len(values) >= len(SACCT_FILES):  # else a message: accounting storage is disabled
+            jobs.append(
+                JobFiles(
+                    info=msgspec.structs.replace(info, nodes=_known(row["NodeList"].replace("None assigned", ""))),
+                    label=row["JobID"],
+                    name=row["JobName"],
+                    user=row["User"],
+                    work_dir=row["WorkDir"],
+                    std_out=row.get("StdOut") or None,
+                    std_err=row.get("StdErr"),
+                    submit_line=row["SubmitLine"],
+                )
+            )
     return jobs
 
 
