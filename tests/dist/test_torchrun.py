@@ -4,11 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.dist.harness import ALLRANKS, Ended
+from tests.dist.harness import ALLRANKS, Ended, free_port
 
 pytestmark = pytest.mark.dist
 
@@ -56,3 +57,28 @@ def test_a_failed_rank_is_named_with_its_line(tmp_path: Path) -> None:
     assert f"failed: KeyError: 'tokens_17', in {tmp_path}/boom.py:5 in <module>. Log: " in verdict
     assert verdict.startswith("allranks: rank 1 on ")
     assert "run folder logs/boom-" in folder
+
+
+SUM = """
+import sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.ones(1) * dist.get_rank()
+dist.all_reduce(x)
+print("sum", int(x), sys.argv[1:], flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_two_command_lines_make_one_job_each_with_its_own_arguments_and_number_of_ranks(tmp_path: Path) -> None:
+    (tmp_path / "sum.py").write_text(SUM)
+    line = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}", "--tee=3")
+    with ThreadPoolExecutor() as pool:
+        ran = [
+            pool.submit(torchrun, tmp_path, *line, f"--nproc-per-node={n}", f"--log-dir=of{n}", "sum.py", f"on{n}")
+            for n in (1, 2)
+        ]
+        one, two = (done.result() for done in ran)
+    assert (one.returncode, two.returncode) == (0, 0), one.stderr + two.stderr
+    assert one.stdout == "[default0]:sum 3 ['on1']\n"
+    assert sorted(two.stdout.splitlines()) == ["[default0]:sum 3 ['on2']", "[default1]:sum 3 ['on2']"]
+    assert sorted((one.stderr + two.stderr).count(text) for text in ("run folder", "Traceback")) == [0, 1]

@@ -110,8 +110,11 @@ class TorchrunView:
 
     def start(self, run_dir: RunDir, launch_plan: LaunchPlan) -> None:
         """Show the ranks of the first node, which is this one."""
-        ranks = launch_plan.nodes[0].ranks
-        shown = shown_ranks(self._options, len(ranks), first_node=True)
+        self.show(run_dir, launch_plan.nodes[0].ranks)
+
+    def show(self, run_dir: RunDir, ranks: list[int]) -> None:
+        """Show the ranks of this node, as far as the options say so."""
+        shown = shown_ranks(self._options, len(ranks), first_node=0 in ranks)
         self._output = RankOutput(run_dir, ranks, shown, self._options.role).__enter__()
 
     def event(self, event: dict[str, Any]) -> None:
@@ -138,11 +141,16 @@ def torchrun_command(words: list[str]) -> int:
 
 
 def _run(options: TorchrunOptions) -> int:
-    from allranks.launch.torchrun.single import run_here
+    from allranks.launch.torchrun.start import start
 
     with TorchrunView(options) as view:
-        result = run_here(options, view)
-    return _report(result)
+        result = start(options, view, view.show)
+    if not isinstance(result, tuple):
+        return _report(result)
+    code, message = result
+    if message:
+        echo(f"allranks: {message}", err=True)
+    return code
 
 
 def _report(result: RunResult) -> int:

@@ -399,10 +399,10 @@ def authenticate(sock: socket.socket, endpoint: Endpoint) -> tuple[FrameWriter, 
         ChannelError: the server belongs to another run, or is not a control channel.
         OSError: the connection ended, or the server did not answer in time.
     """
-    sent = _exactly(sock, CHALLENGE_BYTES)
+    sent = receive_exactly(sock, CHALLENGE_BYTES)
     answered = answer_challenge(endpoint.token, sent)
     sock.sendall(answered)
-    verify_server(endpoint.token, sent, answered, _exactly(sock, MAC_BYTES))
+    verify_server(endpoint.token, sent, answered, receive_exactly(sock, MAC_BYTES))
     return open_session(endpoint.token, sent, answered, server=False)
 
 
@@ -437,7 +437,8 @@ def send_request(endpoint: Endpoint, order: str, reason: str, timeout_s: float =
         raise ChannelError("the driver did not confirm the request")
 
 
-def _exactly(sock: socket.socket, count: int) -> bytes:
+def receive_exactly(sock: socket.socket, count: int) -> bytes:
+    """Return so many bytes, bounded by the socket's timeout; raise `ConnectionError` if the connection ends before."""
     data = b""
     while len(data) < count:
         piece = sock.recv(count - len(data))

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 import psutil
@@ -34,9 +34,11 @@ class LocalJob(SupervisedJob):
 
     interrupt_grace_s = INTERRUPT_GRACE_S
 
-    def __init__(self, run: RunDir, plan: LaunchPlan, attempt: int, env: dict[str, str], command: list[str]) -> None:
+    def __init__(
+        self, run: RunDir, plan: LaunchPlan, attempt: int, env: dict[str, str], command: list[str], **options: Any
+    ) -> None:
         host = plan.nodes[0].host or "localhost"
-        super().__init__(run, plan, attempt, None, host)
+        super().__init__(run, plan, attempt, None, host, **options)
         # With Apptainer the agent's parent is another process.
         parent = {} if command[0] == "apptainer" else {LAUNCHER_PID_VARIABLE: str(os.getpid())}
         endpoint = msgspec.json.encode(self._hub.endpoint).decode()
@@ -56,6 +58,13 @@ class LocalJob(SupervisedJob):
         self.label = f"agent pid {self._process.pid}"
 
     def poll(self) -> int | None:
+        code = self.poll_agent()
+        if code is not None:
+            self._close()
+        return code
+
+    def poll_agent(self) -> int | None:
+        """Return None until the agent of this machine and its ranks have ended, then its exit code."""
         code = self._process.poll()
         if code is None:
             self._end_hanging_agent()
@@ -67,7 +76,6 @@ class LocalJob(SupervisedJob):
                 self._lost = self._lost or f"was killed by {signal_name(code)}"
             remove_leftover_stores(self._process.pid)
         self._log.close()
-        self._close()
         return code
 
     def end(self) -> JobEnd:

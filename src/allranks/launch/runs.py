@@ -28,7 +28,7 @@ import msgspec
 from allranks.analysis.stragglers import StragglerDetector
 from allranks.errors import DataError, RequestError
 from allranks.launch import restarts, resumption
-from allranks.launch.launchers import get_launcher, launcher_of
+from allranks.launch.launchers import Launcher, get_launcher, launcher_of
 from allranks.launch.outcome import RunResult, finalize_run
 from allranks.launch.preview import PreparedRun, check_start, plan_with_model, planning_facts, sequence_problem
 from allranks.launch.stop_limit import StopLimit
@@ -252,13 +252,18 @@ def launch(
     attempt: int,
     observer: Observer,
     resume: dict[str, Any] | None = None,
+    launcher: Launcher | None = None,
 ) -> RunResult:
-    """Start an attempt and wait until it ends; start again by itself where the cause of a failure allows it."""
+    """Start an attempt and wait until it ends; start again by itself where the cause of a failure allows it.
+
+    Args:
+        launcher: starts the attempts, instead of a new launcher of the spec's kind.
+    """
     tail = EventTail(run_dir, launch_plan.world_size)
     tail.skip_existing()
     shown = GuardedObserver(observer, logging.getLogger(__name__).warning)
     shown.start(run_dir, launch_plan)
-    launcher, decided = get_launcher(spec.cluster.launcher), list[restarts.Restart]()
+    launcher, decided = launcher or get_launcher(spec.cluster.launcher), list[restarts.Restart]()
     with count_signals() as counts:
         while True:
             job = launcher.start(run_dir, spec, launch_plan, attempt, resume or {})

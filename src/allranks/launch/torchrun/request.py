@@ -118,7 +118,7 @@ def torch_version(python: str) -> str:
         raise EnvironmentNotAble(f"the Python of the program, {python}, cannot be started: {error}") from None
 
 
-def make_spec(request: NodeRequest, nodes: int) -> RunSpec:
+def make_spec(request: NodeRequest, hosts: Sequence[str]) -> RunSpec:
     """Return the spec of a run on some nodes, as it is recorded in the run folder."""
     options, gpus = request.options, len(request.facts.gpus)
     word = options.program.rpartition(".")[2] if options.module else Path(options.program).stem
@@ -132,8 +132,9 @@ def make_spec(request: NodeRequest, nodes: int) -> RunSpec:
             grace_s=options.grace_s,
         ),
         cluster=ClusterSpec(
-            launcher="local",
-            nodes=nodes,
+            launcher="local" if len(hosts) == 1 else "hosts",
+            hosts=[] if len(hosts) == 1 else list(hosts),
+            nodes=len(hosts),
             procs_per_node=request.procs,
             device="cuda" if gpus else "cpu",
             backend="gloo" if request.procs > gpus else "auto",
