@@ -165,7 +165,7 @@ def test_nonces_are_put_only_where_must_be_shared_and_taken_away(tmp_path: Path)
 def test_what_a_spec_needs(tmp_path: Path) -> None:
     (tmp_path / "rows.json").write_text("[]")
     spec = RunSpec(data=DataSpec(source="rows.json"))
-    roles = {f.role: f for f in node_requirements(spec, Path("runs/new"), here=tmp_path).folders}
+    roles = {f.role: f for f in node_requirements(spec, Path("runs/new"), folder=tmp_path).folders}
     assert roles["data"].path == str(tmp_path / "rows.json") and roles["data"].fingerprint
     assert roles["run"].path == str(tmp_path), "the folder above it that is there"
     builtin = node_requirements(RunSpec(data=DataSpec(source="builtin:news")), tmp_path).folders
@@ -174,7 +174,7 @@ def test_what_a_spec_needs(tmp_path: Path) -> None:
 
 def test_the_files_of_a_pattern_are_those_that_nodes_need(tmp_path: Path) -> None:
     def facts(source: str) -> dict:
-        required = node_requirements(RunSpec(data=DataSpec(source=source)), tmp_path, here=tmp_path)
+        required = node_requirements(RunSpec(data=DataSpec(source=source)), tmp_path, folder=tmp_path)
         (wanted,) = [item for item in required.folders if item.role == "data"]
         return probe.folder(msgspec.to_builtins(wanted))
 

@@ -34,11 +34,13 @@ VERBS: dict[str, tuple[str, str]] = {
     "cancel": ("runs", "Stop a run; it can be resumed."),
     "checkpoint": ("runs", "Save a full checkpoint of a running training, without stopping it."),
     "runs": ("runs", "List runs."),
+    "watch": ("watch", "Show a run live: loss, tokens/s and memory by rank, phase, warnings, time left."),
     "logs": ("logs", "Show a run's logs by rank."),
     "report": ("runs", "Show a run's summary and rewrite its page."),
     "export": ("generate", "Write a run's checkpoint as a verified Hugging Face folder."),
     "generate": ("generate", "Try prompts on the model of a run."),
     "compare": ("compare", "Compare strategies on equal work, each verified before it is timed."),
+    "compare-runs": ("compare_runs", "Compare runs: results, losses at equal steps and tokens, and what differs."),
     "smoke": ("smoke", "Run the smoke tests and show each criterion next to its threshold."),
     "trace": ("trace", "Analyse profiler traces: where time was spent, and which ranks waited."),
     "lint": ("lint", "Report problems in your own batch script, shell script or environment."),
@@ -85,7 +87,7 @@ class LazyGroup(click.Group):
             hint = suggest(verbs[near]) if near else ""
             raise click.UsageError(f"unknown verb {cmd_name!r}{hint} (allranks --help lists them)", ctx)
         module = import_module(f"allranks.cli.{VERBS[cmd_name][0]}")
-        return getattr(module, f"{cmd_name}_command")
+        return getattr(module, f"{cmd_name.replace('-', '_')}_command")
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb. Click alone would exit silently on any broken pipe, including one to another process."""

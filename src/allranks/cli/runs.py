@@ -174,7 +174,8 @@ def report_command(run: str, run_root: Path, as_json: bool) -> int:
     from allranks import api
     from allranks.analysis.diagnose.run_outcome import failure_headline
     from allranks.analysis.report.page import write_report
-    from allranks.launch.outcome import recompute_metrics
+    from allranks.launch.outcome import current_metrics
+    from allranks.rundir.files import write_json
     from allranks.rundir.paths import find_run
     from allranks.utils.filesystem import environment_error
     from allranks.utils.text import sanitize
@@ -186,12 +187,14 @@ def report_command(run: str, run_root: Path, as_json: bool) -> int:
 
         if (done := finished_comparison(run_dir)) is not None:
             return show_comparison(done, as_json)
-    metrics = recompute_metrics(run_dir, alive=api.running(run_dir))
+    metrics = current_metrics(run_dir, alive=(alive := api.running(run_dir)))
     if metrics is None:
         raise RequestError(f"run {run_dir.name} has no events yet; there is nothing to report")
     not_written: OSError | None = None
     try:
-        write_report(run_dir)
+        if not alive:
+            write_json(run_dir.metrics, metrics)
+        write_report(run_dir, metrics)
     except OSError as error:
         not_written = error
     if as_json:

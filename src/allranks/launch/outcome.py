@@ -339,8 +339,10 @@ def _end_of(log: Path) -> str:
         return ""
 
 
-def recompute_metrics(run: RunDir, *, alive: bool) -> dict[str, Any] | None:
-    """Recompute metrics.json from the events and keep its verdict; None if there are no events and no verdict.
+def current_metrics(run: RunDir, *, alive: bool) -> dict[str, Any] | None:
+    """Return metrics.json, computed anew from the events, with its verdict; None if there are no events and no verdict.
+
+    Nothing is written: the run may be ending, and its own record must stay.
 
     Args:
         alive: whether the run is still running.
@@ -361,7 +363,6 @@ def recompute_metrics(run: RunDir, *, alive: bool) -> dict[str, Any] | None:
     metrics |= {
         key: before[key] for key in ("message", "failure", "network", "restarts") if key in before and not alive
     }
-    write_json(run.metrics, metrics)
     return metrics
 
 

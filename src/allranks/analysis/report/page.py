@@ -37,13 +37,13 @@ from allranks.utils import text
 from allranks.utils.text import finite_float, finite_int, sanitize
 
 
-def write_report(run: RunDir) -> Path:
-    """Write the page of a run from whatever data exists, and return its path.
+def write_report(run: RunDir, metrics: dict[str, Any] | None = None) -> Path:
+    """Write the page of a run from whatever data exists, and return its path; `metrics` as for `read_run_data`.
 
     Raises:
         OSError: the page cannot be written (no such folder, disk full).
     """
-    write_text_atomic(run.report, render(read_run_data(run), plotly_source()))
+    write_text_atomic(run.report, render(read_run_data(run, metrics), plotly_source()))
     return run.report
 
 

@@ -235,11 +235,11 @@ def _exit_cause(code: int) -> str:
         return f"signal {-code}"
 
 
-def read_run_data(run: RunDir) -> RunData:
-    """Read the run folder."""
+def read_run_data(run: RunDir, metrics: dict[str, Any] | None = None) -> RunData:
+    """Read the run folder; `metrics` stand for its metrics.json, which a running run has not written yet."""
     data = RunData(
         name=sanitize(run.name),
-        metrics=sanitize_tree(as_dict(read_json(run.metrics))),
+        metrics=sanitize_tree(as_dict(read_json(run.metrics) if metrics is None else metrics)),
         plan=sanitize_tree(as_dict(read_json(run.plan))),
         run_args=sanitize_tree(as_dict(read_json(run.run_args))),
         preflight=sanitize_tree(as_dicts(read_json(run.preflight))),
