@@ -28,6 +28,7 @@ from allranks.spec.launchers import BUILT_IN, DEFAULT_LAUNCHER, LAUNCHERS, Launc
 
 if TYPE_CHECKING:
     from allranks.spec.examples import StarterChoices
+    from allranks.spec.foreign_configs import Conversion
 
 MACHINES = {info.machine: name for name, info in (*LAUNCHERS.items(), *BUILT_IN.items())}
 """The values of ``--machine``, each with its launcher; of two with the same value, the built-in one."""
@@ -115,6 +116,13 @@ class Answers:
 @click.option("--account", help="Slurm: account.")
 @click.option("--hosts", help="Names or addresses of the hosts, separated by commas.")
 @click.option(
+    "--from",
+    "from_file",
+    type=any_path,
+    metavar="FILE",
+    help="Convert a configuration of accelerate, DeepSpeed, axolotl or TRL; other options take precedence.",
+)
+@click.option(
     "--output",
     "-o",
     type=any_path,
@@ -128,15 +136,17 @@ class Answers:
 )
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @json_option
-def init_command(output: Path, yes: bool, force: bool, as_json: bool, **options: Any) -> int:
+def init_command(output: Path, yes: bool, force: bool, as_json: bool, from_file: Path | None, **options: Any) -> int:
     """Write a minimal spec with comments, which `plan` accepts and `run` runs.
 
     Asks for model, data and machine if standard input is a terminal; with --model, --data and --machine, or with --yes,
-    it asks no questions.
+    it asks no questions. --from FILE never asks: what FILE does not say is left at its default.
     """
     to_stdout = str(output) == "-"
     if not to_stdout:
         check_new_file(output, force=force)
+    if from_file is not None:
+        return _convert(from_file, output, force, as_json, {k: v for k, v in options.items() if v is not None})
     ask = _may_ask(options, yes)
     file = "spec.yaml" if to_stdout else str(output)
     answers = Answers(options, ask, quiet=as_json and not ask)
@@ -169,6 +179,70 @@ def init_command(output: Path, yes: bool, force: bool, as_json: bool, **options:
         file = shlex.quote(str(output))
         echo(f"wrote {output}; next: allranks plan {file}, then: allranks run {file}", message=True)
     return EXIT_OK
+
+
+FROM_OPTIONS = {
+    "model": "model.name", "data": "data.source", "template": "data.template", "machine": "cluster.launcher",
+    "strategy": "strategy.name", "name": "name", "nodes": "cluster.nodes", "procs_per_node": "cluster.procs_per_node",
+    "hosts": "cluster.hosts", **{key: f"cluster.slurm.{key}" for key in ("partition", "gpus_per_node", "time", "account")},
+}  # fmt: skip
+"""The key that each option sets beside ``--from``."""
+
+
+def _convert(source: Path, output: Path, force: bool, as_json: bool, options: dict[str, Any]) -> int:
+    """Write the spec that a configuration of another tool describes."""
+    from allranks.spec.foreign_configs import read_foreign, spec_text
+
+    found = read_foreign(source)
+    if wrong := [option for option in options if option not in FROM_OPTIONS]:
+        raise RequestError(f"--{wrong[0]} cannot be combined with --from; edit the spec that it writes")
+    if "machine" in options:
+        options["machine"] = MACHINES[options["machine"]]
+    if "hosts" in options:
+        options["hosts"] = [*_hosts(options["hosts"])]
+        options.setdefault("nodes", len(options["hosts"]))
+    for option in options:
+        found = found.without(FROM_OPTIONS[option], f"--{option.replace('_', '-')} was given")
+    found = _planned(found.with_values({FROM_OPTIONS[option]: value for option, value in options.items()}))
+    to_stdout = str(output) == "-"
+    text = spec_text(found, "spec.yaml" if to_stdout else str(output))
+    if not to_stdout:
+        write_new_file(output, text, force=force)
+    left = [str(line) for line in sorted(found.left, key=lambda line: line.number)]
+    if as_json:
+        file = None if to_stdout else str(output)
+        print_json({"file": file, "from": str(source), "kind": found.kind, "not_taken_over": left, "text": text})
+    elif to_stdout:
+        echo(text.rstrip("\n"))
+    else:
+        n = sum(1 for lines in found.origins.values() for _ in lines)
+        echo(f"wrote {output} from {source} ({found.kind}): {n} lines taken over, {len(left)} not", message=True)
+        for line in left:
+            echo(f"  not taken over: {line}", err=True)
+        name = shlex.quote(str(output))
+        echo(f"next: allranks plan {name}, then: allranks run {name}", message=True)
+    return EXIT_OK
+
+
+def _planned(found: Conversion) -> Conversion:
+    """Return a conversion that `plan` accepts, without the values that this machine refuses.
+
+    Raises:
+        AllranksError: it is refused for another reason.
+    """
+    from allranks.launch import preview
+
+    while True:
+        try:
+            _ = preview.prepare(found.spec()).plan
+        except AllranksError as error:
+            text = " ".join(str(error).removeprefix("spec: ").split())
+            named = sorted((text.index(key), -len(key), key) for key in found.origins if key in text)
+            if not named:
+                raise
+            found = found.without(named[0][2], text)  # the key that the message begins with
+        else:
+            return found
 
 
 def _may_ask(options: dict[str, Any], yes: bool) -> bool:

@@ -118,7 +118,7 @@ def starter_text(choices: StarterChoices, file: str) -> str:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)  # noqa: S701 - YAML
-    environment.filters["scalar"] = _scalar
+    environment.filters["scalar"] = scalar
     template = environment.from_string((Path(__file__).parent / "starter.yaml.j2").read_text("utf-8"))
     values = asdict(choices) | {
         "name": choices.name or run_name(choices.model, choices.data),
@@ -133,7 +133,7 @@ def starter_text(choices: StarterChoices, file: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _scalar(value: Any) -> str:
+def scalar(value: Any) -> str:
     """Return a value as YAML that is read as the same value, also within a list."""
     text = yaml.safe_dump([value], default_flow_style=True, width=10**6, allow_unicode=True).strip()[1:-1]
     return text if parse_yaml(text, "value") == value else json.dumps(value)

@@ -171,8 +171,15 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 def parse_yaml(text: str, where: str) -> Any:
     """Parse one YAML document; `where` (a file name or a ``--set``) appears in the error."""
+    return parse_yaml_nodes(text, where)[0]
+
+
+def parse_yaml_nodes(text: str, where: str) -> tuple[Any, yaml.Node | None]:
+    """Return the content of one YAML document, and its nodes, which know their lines."""
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        return (None if node is None else loader.construct_document(node)), node
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}" if mark else ""
