@@ -135,6 +135,10 @@ def test_a_bad_node_is_left_out_and_the_others_train(box: Box, shared: Path, wha
         done, _ = run(shared, spec)
         assert done.returncode == 3 and f"n2: {check}:" in done.stderr, done.stderr
         _, left = succeeded(shared, spec, "--exclude-bad")
+        spec["cluster"] |= {"nodes": 2, "spares": 1}
+        shown, full = succeeded(shared, spec)
+    assert hosts_of(full, 1) == {"n1", "n3"} and read_json(full.metrics)["world_size"] == 2
+    assert "continuing without n2: 2 ranks on 2 nodes" in " ".join(shown.split()), shown
     metrics = read_json(left.metrics)
     assert isinstance(metrics, dict)
     assert metrics["world_size"] == 2 and metrics["nodes"] == 2

@@ -33,7 +33,7 @@ from tests.cluster.runs import (
     write,
 )
 from tests.conftest import REPO
-from tests.dist.harness import ALLRANKS, step_events, until
+from tests.dist.harness import ALLRANKS, equal, step_events, until, weights_of
 
 STEPS = 300
 
@@ -130,6 +130,20 @@ def test_a_killed_rank_is_started_again_within_the_job(box: Box, shared: Path) -
         {e["step"]: e["loss"] for e in step_events(r)} for r in (RunDir(shared / "first" / whole.name), job.run)
     )
     assert first == again
+
+
+def test_a_spare_node_takes_the_place_of_a_lost_one_within_the_job(box: Box, shared: Path) -> None:
+    cluster = {"nodes": 2, "spares": 1, "restarts": {"max": 1}}
+    spec = spec_in(shared, cluster=cluster, train={"max_steps": 60}, checkpoint={"mode": "full", "every": 5})
+    job = Submitted(shared, spec)
+    job.until_step(12)
+    inject(box, "kill-node", node="n2")
+    out = " ".join(job.ends(0).split())
+    assert "without n2 (it does not answer" in out and "replaced by spare n3" in out, out
+    assert hosts_of(job.run, 2) == {"n1", "n3"} and read_json(job.run.driver)["restart"] == 0  # in the same allocation
+    here = {"launcher": "local", "nodes": 1, "procs_per_node": 2, "env": {"OMP_NUM_THREADS": "1"}}
+    _, whole = succeeded(shared, {**spec, "cluster": here})
+    assert equal(weights_of(job.run, 60), weights_of(whole, 60))
 
 
 def test_hostile_values_reach_slurm_as_values(box: Box, shared: Path) -> None:

@@ -195,10 +195,17 @@ PROGRAM = "import os, sys, time\nif os.environ['RANK'] == '1':\n    time.sleep(2
 
 
 @contextmanager
-def started(folder: Path, before: str = "") -> Iterator[Any]:
+def started(folder: Path, before: str = "", program: str = PROGRAM, **more: Any) -> Iterator[Any]:
     """The command `run`, the agents that were started by what it printed after `before`, and its output."""
-    (folder / "own.py").write_text(PROGRAM)
-    cluster = {"launcher": "hosts", "nodes": 2, "hosts": ["127.0.0.1"] * 2, "procs_per_node": 1, "device": "cpu"}
+    (folder / "own.py").write_text(program)
+    cluster = {
+        **more,
+        "launcher": "hosts",
+        "nodes": 2,
+        "hosts": ["127.0.0.1"] * 2,
+        "procs_per_node": 1,
+        "device": "cpu",
+    }
     spec = {"name": "h", "script": {"path": "own.py"}, "cluster": cluster, "run_root": "runs"}
     (folder / "spec.yaml").write_text(yaml.safe_dump(spec))
     out = folder / "out"

@@ -19,6 +19,7 @@ from allranks.launch.restarts import (
     restart_limit,
     restart_line,
 )
+from allranks.nodes.preflight.runner import choose_nodes
 from allranks.rundir.paths import RunDir
 from allranks.spec import parse_spec
 
@@ -62,6 +63,50 @@ def test_the_cause_decides(one: Restart, action: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("failure", "stalled", "spares", "left_out"),
+    [
+        (NODE, [], ["n4"], ["n2"]),
+        ("gpu_hardware_fault", [], ["n4", "n5"], ["n2"]),
+        (NODE, [], [], []),
+        (KILLED, [], ["n4"], []),
+        ("rdma_unreachable", [], ["n4"], []),
+        ("collective_hang", ["n3", "n3"], ["n4"], ["n3"]),
+        ("collective_hang", ["n2", "n3"], ["n4"], []),
+        ("collective_mismatch", ["n3"], ["n4"], []),
+    ],
+)
+def test_a_node_is_left_out_on_hard_evidence_if_a_spare_one_replaces_it(
+    tmp_path: Path, failure: str, stalled: list[str], spares: list[str], left_out: list[str]
+) -> None:
+    run = RunDir(tmp_path)
+    if stalled:
+        run.hang_report(1).parent.mkdir(parents=True)
+        run.hang_report(1).write_bytes(msgspec.json.encode({"stalled": [{"host": host} for host in stalled]}))
+    metrics = {"failure": {"id": failure, "rank": 1, "host": "n2"}, "message": "m"}
+    one = decide_and_record(run, parse_spec(TRAINING), 1, metrics, [], spares)
+    assert one is not None and one.left_out == left_out and read_restarts(run) == [one]
+    assert ("replaced by spare n4" in one.reason) == bool(left_out)
+
+
+def test_suspects_are_used_last_and_ranks_keep_the_order_of_the_nodes() -> None:
+    names = ["n1", "n2", "n3", "n4"]
+    assert choose_nodes(names, 3, set()) == (["n1", "n2", "n3"], ["n4"])
+    assert choose_nodes(names, 3, {"n2"}) == (["n1", "n3", "n4"], ["n2"])
+    assert choose_nodes(names[:3], 3, {"n2"}) == (names[:3], [])
+
+
+def test_an_own_program_makes_progress_by_the_steps_that_it_reports(tmp_path: Path) -> None:
+    spec = parse_spec({"script": {"path": "p.py"}, "cluster": {"restarts": {"max": 3}}})
+    before: list[Restart] = []
+    for steps, action in ((4, "restart"), (9, "restart"), (9, "stop")):
+        metrics = {"failure": {"id": NODE}, "message": "m", "steps": steps}
+        one = decide_and_record(RunDir(tmp_path), spec, 1, metrics, before)
+        assert one is not None and (one.action, one.reached_step, one.after_step) == (action, steps, None)
+        assert "the program's own checkpoints" in one.lines[1] if action == "restart" else "no later step" in one.reason
+        before.append(one)
+
+
+@pytest.mark.parametrize(
     ("spec", "limit"),
     [
         (TRAINING, 3),
@@ -75,9 +120,17 @@ def test_own_programs_are_not_started_again_unless_asked(spec: dict[str, object]
     assert restart_limit(parsed) == limit and ("none" in restart_line(parsed)) == (not limit)
 
 
-def test_negative_numbers_are_refused() -> None:
-    with pytest.raises(SpecError, match=r"cluster\.restarts\.max"):
-        parse_spec({"script": {"path": "p.py"}, "cluster": {"restarts": {"max": -1}}})
+@pytest.mark.parametrize(
+    ("cluster", "said"),
+    [
+        ({"restarts": {"max": -1}}, r"cluster\.restarts\.max: expected int >= 0"),
+        ({"launcher": "slurm", "spares": -1}, r"cluster\.spares: expected int >= 0"),
+        ({"spares": 1}, r"cluster\.spares is 1, but launcher local has no spare nodes"),
+    ],
+)
+def test_negative_numbers_and_spares_without_slurm_are_refused(cluster: dict[str, object], said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        parse_spec({"script": {"path": "p.py"}, "cluster": cluster})
 
 
 def test_a_record_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:

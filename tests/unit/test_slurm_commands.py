@@ -326,12 +326,12 @@ def test_a_cure_of_several_nodes_is_told_once_and_what_does_not_block_refuses_no
 
 def test_a_run_without_some_nodes() -> None:
     three = ("cluster.launcher=slurm", "cluster.nodes=3", "cluster.slurm.exclude=[n9]")
-    left = exclude_nodes(spec_of(*three), ["n2"], facts()).cluster
+    left = exclude_nodes(spec_of(*three), ["n2"], 2, facts()).cluster
     assert (left.nodes, left.slurm.exclude) == (2, ["n9", "n2"])
     with pytest.raises(EnvironmentNotAble, match="no node is left"):
-        exclude_nodes(spec_of(*three), ["n1", "n2", "n3"], facts())
+        exclude_nodes(spec_of(*three), ["n1", "n2", "n3"], 0, facts())
     with pytest.raises(EnvironmentNotAble, match="does not allow a run without n2"):
-        exclude_nodes(spec_of(*three, "train.micro_batch_size=1", "train.global_batch_size=6"), ["n2"], facts())
+        exclude_nodes(spec_of(*three, "train.micro_batch_size=1", "train.global_batch_size=6"), ["n2"], 2, facts())
 
 
 @pytest.mark.parametrize(

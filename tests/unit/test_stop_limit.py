@@ -19,6 +19,7 @@ from allranks.nodes.slurm.answers import JobInfo
 from allranks.planning.planner import make_plan
 from allranks.rundir.paths import RunDir
 from allranks.spec import parse_spec
+from allranks.spec.records import ClusterSpec
 from allranks.utils.machine import machine_facts
 from tests.conftest import tiny_spec
 
@@ -107,7 +108,7 @@ def test_ranks_under_slurm_are_stopped_early_if_their_checkpoint_takes_longer_th
     job = JobInfo(job="7", state="RUNNING", start_time=time.time() - 60, time_limit_s=int(left_s) + 60)
     slurm: Any = SimpleNamespace(try_job=lambda number: job)
     record: Any = None
-    ending = StopAndRequeue(RunDir(tmp_path), slurm, record, job="7", restart=0, signal_s=120)
+    ending = StopAndRequeue(RunDir(tmp_path), slurm, record, job="7", restart=0, cluster=ClusterSpec())
     ending.check_time_limit(needed_s)
     assert ending.why == why
 
@@ -117,10 +118,8 @@ def test_a_job_that_slurm_requeued_after_a_node_failed_is_not_over(tmp_path: Pat
     states: list[str] = []
     record: Any = SimpleNamespace(write=lambda state, **more: states.append(state))
     slurm: Any = SimpleNamespace(restarts=lambda job: restarts)
-    ending = StopAndRequeue(RunDir(tmp_path), slurm, record, job="7", restart=0, signal_s=120)
+    ending = StopAndRequeue(RunDir(tmp_path), slurm, record, job="7", restart=0, cluster=ClusterSpec())
     ending.why = "node_fail"
     with pytest.raises(SystemExit) if restarts else nullcontext():
-        ending.requeue(
-            parse_spec(tiny_spec(Path("rows.json"), Path())), PLAN, 1, JobEnd(), stopped=True, failed=False, hosts=list
-        )
+        ending.requeue(parse_spec(tiny_spec(Path("rows.json"), Path())), PLAN, 1, JobEnd(), stopped=True)
     assert states == ["requeued"] * restarts

@@ -70,6 +70,7 @@ PEER_GRACE_S = 5.0  # for the other ranks of this node, after one has failed
 STOP_GRACE_S = 30.0  # for a checkpoint, once the driver is lost: at least
 TERMINATE_S = 5.0  # between SIGTERM and SIGKILL to a program of the user's own, one of whose ranks has failed
 DELIVER_S = 5.0
+DECIDED_S = 90.0  # from the end of the ranks to the next attempt: also a shared file system may show it late
 CONNECTIONS_S = 0.5
 CONNECTIONS_LOOKS = 10
 
@@ -82,8 +83,31 @@ def main() -> None:
     parser.add_argument("--telemetry-s", type=float, default=1.0)
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    run = RunDir(args.run)
-    sys.exit(Agent(run, load_plan(run), args.attempt, args.node, args.telemetry_s).run())
+    run, by_hand = RunDir(args.run), CHANNEL_VARIABLE not in os.environ
+    agent = Agent(run, load_plan(run), args.attempt, args.node, args.telemetry_s)
+    code = agent.run()
+    if by_hand and code == EXIT_FAILED and _starts_again(run, args.attempt, agent):
+        words = [str(run.root), "--attempt", f"{args.attempt + 1}", "--node", f"{args.node}"]
+        more = ["--telemetry-s", f"{args.telemetry_s}"]
+        os.execv(sys.executable, [sys.executable, "-m", "allranks.launch.agent", *words, *more])  # noqa: S606 - itself
+    sys.exit(code)
+
+
+def _starts_again(run: RunDir, attempt: int, agent: Agent) -> bool:
+    """Wait for a limited time until the launcher has decided on a failed attempt, and listens for the next one."""
+    from allranks.launch.restarts import read_restarts, restart_limit  # most agents do not fail
+    from allranks.spec import load_spec
+
+    undecided = run.compare.exists() or not restart_limit(load_spec(run.spec))
+    deadline = 0.0 if undecided else time.monotonic() + DECIDED_S
+    while time.monotonic() < deadline and not agent.stopped:
+        decided = next((one.action for one in read_restarts(run) if one.attempt == attempt), "")
+        if decided == "stop":
+            return False
+        if decided and read_json(run.channel(attempt + 1)) is not None:
+            return True
+        time.sleep(POLL_S)
+    return False
 
 
 class AgentSignals:
@@ -134,6 +158,11 @@ class Agent:
         self._checkpoints = 0  # requested so far
         self._watch = self._hang_watch()
         self._log_progress = self._log_reader()
+
+    @property
+    def stopped(self) -> bool:
+        """Return whether the end was requested, or the launcher is gone."""
+        return self._signals.stop or self._signals.kill or self._driver_gone or bool(self._channel.orders.stop)
 
     def run(self) -> int:
         """Run the ranks and return the exit code: 0 if every rank succeeded."""

@@ -197,7 +197,7 @@ def _without_bad_nodes(
     """Check the other nodes again: a bad node may have hidden other failures. Verdicts on bad nodes are kept."""
     bad = preflight.bad_hosts
     try:
-        smaller = exclude_nodes(prepared.spec, bad, prepared.facts)
+        smaller = exclude_nodes(prepared.spec, bad, len(where.hosts) - len(bad), prepared.facts)
     except EnvironmentNotAble as error:
         return preflight, [], str(error)
     rest = msgspec.structs.replace(where, hosts=[host for host in where.hosts if host not in bad])
@@ -207,7 +207,9 @@ def _without_bad_nodes(
     if not again.ok:
         return merged, [], f"without {', '.join(bad)}, {', '.join(again.bad_hosts)} fail too"
     names = ",".join(bad)
+    spares = f" --set cluster.spares={smaller.cluster.spares}" if prepared.spec.cluster.spares else ""
     note = (
-        f"continue without {names}: --set cluster.nodes={smaller.cluster.nodes} --set 'cluster.slurm.exclude=[{names}]'"
+        f"continue without {names}: --set cluster.nodes={smaller.cluster.nodes}{spares} "
+        f"--set 'cluster.slurm.exclude=[{names}]'"
     )
     return merged, bad, note

@@ -14,8 +14,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -25,7 +24,7 @@ from allranks.launch.channel_protocol import CHANNEL_VARIABLE
 from allranks.launch.launchers import agent_command, agent_words, write_attempt_args
 from allranks.launch.outcome import events_of_attempt, finalize_run
 from allranks.launch.rendezvous import LOOPBACK, NodeAddress, Rendezvous, control_port, own_address_towards
-from allranks.launch.restarts import Restart, resume_args
+from allranks.launch.restarts import Restart, restart_limit, resume_args
 from allranks.launch.resumption import require_same_schema
 from allranks.launch.slurm.liveness import DriverRecord, print_log_line, slurm_node_name
 from allranks.launch.slurm.requeue import REQUEUE_REASONS, StopAndRequeue, StopRequested
@@ -35,17 +34,20 @@ from allranks.nodes.network.facts import policy_for_nodes
 from allranks.nodes.preflight.runner import (
     PreflightResult,
     TargetNodes,
+    choose_nodes,
     exclude_nodes,
     failure_lines,
     require_usable_nodes,
     run_preflight,
     unusable_nodes,
+    without_nodes,
     write_preflight,
 )
 from allranks.nodes.records import PreflightReport
 from allranks.nodes.slurm.allocations import Allocation, expand_hostlist
 from allranks.nodes.slurm.commands import Slurm
 from allranks.nodes.slurm.srun import SrunStep, srun_command
+from allranks.nodes.staging.manifests import StageManifest
 from allranks.planning import memory, network_policy
 from allranks.planning.planner import network_job, resolve_device
 from allranks.planning.records import load_plan
@@ -59,6 +61,8 @@ POLL_S = 0.2
 KEEP_S = 120.0  # how long agents keep their ranks without this process
 END_S = 15.0  # from the end of all agents to that of their step
 END_LIMIT_S = 60.0  # from the order to end the ranks to the end of their step
+LOST_END_S = 2.0  # the same where a node is lost: srun would wait for it
+WARM_IMPORTS = "allranks.launch.rank, allranks.train.worker, transformers"
 PACKAGE_CHECKS = {"py", "pkgs", "imports", "program"}
 
 
@@ -97,14 +101,26 @@ class Driver:
         self._restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
         self._slurm = Slurm([], "this job's")
         self._ending = StopAndRequeue(
-            run, self._slurm, record, job=self._job, restart=self._restart, signal_s=self._spec.cluster.slurm.signal_s
+            run, self._slurm, record, job=self._job, restart=self._restart, cluster=self._spec.cluster
         )
-        self._hosts: list[str] = []  # what is left of the allocation, once nodes were left out
+        self._most = self._spec.cluster.allocated_nodes  # an allocation of others may have more
+        # A step outlasts a lost node, and starts while Slurm still waits for the end of another on that node.
+        self._step_options = ["--no-kill", "--overlap"] if self._spec.cluster.spares else []
+        self._hosts: list[str] = []  # the nodes of the ranks
+        self._spares: list[str] = []  # the other usable nodes of the job
+        self._lost: dict[str, str] = {}  # nodes of the newest attempt that are lost, with the evidence
+        self._suspects: set[str] = set()  # nodes of this start that are used last
         self._decided: list[Restart] = []  # restarts of this start of the job
+        self._stage = ExitStack()  # removes what was staged, which later attempts use again
+        self._manifest: StageManifest | None = None
 
     def run(self) -> int:
         """Run the job and return its exit code; start again within it where the cause of a failure allows it."""
         self._ending.handle_signals()
+        with self._stage:
+            return self._run_attempts()
+
+    def _run_attempts(self) -> int:
         resume: dict[str, object] | None = None
         while True:
             attempt = max(self._run.attempts(), default=0) + 1
@@ -118,13 +134,14 @@ class Driver:
             if again is None:
                 return code
             self._decided.append(again)
+            self._suspects.update(again.left_out)
             resume = again.resume_args(self._spec)
 
     def _run_attempt(self, attempt: int) -> tuple[int, Restart | None]:
         """Run one attempt; return its exit code, and the decision by which the job starts again."""
         self._srun_options, self._python = agent_command(self._spec, self._plan, self._run, sys.executable)
         try:
-            found = self._examine()
+            found = self._examine(attempt)
             place = self._meet(found)
             self._decide_network(attempt, found)
             if place is not None:
@@ -136,9 +153,9 @@ class Driver:
                 for p in place.places:
                     ranks = self._plan.nodes[p.node].ranks
                     print_log_line(f"node {p.node} = {p.host} {p.interface} {p.address}: ranks {ranks[0]}-{ranks[-1]}")
-            with self._staged(found):
-                self._ending.raise_if_stop_requested()
-                code, end = self._start(attempt, place, found)
+            self._stage_on_nodes(found)
+            self._ending.raise_if_stop_requested()
+            code, end = self._start(attempt, place, found)
         except StopRequested:
             return self._end_before_start(attempt), None
         except AllranksError:
@@ -152,6 +169,7 @@ class Driver:
 
     def _end_before_start(self, attempt: int) -> int:
         """End or requeue the job before any rank was started."""
+        self._stage.close()
         text = f"ended before the ranks were started: {self._ending.reason_text}"
         print_log_line(text)
         if refused := self._ending.requeue(self._spec, self._plan, attempt, stopped=True):
@@ -177,15 +195,17 @@ class Driver:
         """Return the cores per task for srun; since Slurm 22.05, srun does not inherit sbatch's value."""
         return os.environ.get("SLURM_CPUS_PER_TASK") or os.environ.get("SLURM_CPUS_ON_NODE", "1").split("(")[0]
 
-    def _examine(self) -> PreflightResult:
-        """Collect facts from every node and test connections between them; refuse nodes that cannot run the job.
+    def _examine(self, attempt: int) -> PreflightResult:
+        """Collect facts from every node and test connections between them; choose the nodes of the ranks.
 
         Imports are not tested: the ranks import at once anyway, and a test costs seconds on every node.
         """
         self._ending.raise_if_stop_requested()
         # The port of the store must not be predictable from the job's number.
         key = f"{self._job}.{self._restart}.{secrets.token_hex(8)}"
-        where = TargetNodes(hosts=self._allocated_hosts(), job_id=key, cpus=int(self._cpus()))
+        gone = self._spec.cluster.slurm.exclude
+        hosts = [host for host in expand_hostlist(self._slurm, os.environ["SLURM_JOB_NODELIST"]) if host not in gone]
+        where = TargetNodes(hosts=hosts[: self._most], job_id=key, cpus=int(self._cpus()))
         found = run_preflight(where, self._spec, self._plan, self._run.root, imports=False)
         self._ending.raise_if_stop_requested()
         if self._resolve_device(found):
@@ -195,17 +215,20 @@ class Driver:
             print_log_line(report.line())
         for line in failure_lines([report for report in found.reports if report.may_run]):
             print_log_line(line)
-        bad = unusable_nodes(self._spec, found.reports)
-        if bad and self._spec.cluster.exclude_bad:
+        if bad := unusable_nodes(self._spec, found.reports):
+            if len(where.hosts) - len(bad) < len(self._plan.nodes) and not self._spec.cluster.exclude_bad:
+                self._ending.requeue(self._spec, self._plan, attempt, stopped=False, lost=self._lost)
+                require_usable_nodes(bad)
             found = self._without(bad, where)
-        else:
-            require_usable_nodes(bad)
+        usable = [host for host in where.hosts if host in {report.host for report in found.reports}]
+        self._hosts, self._spares = choose_nodes(usable, len(self._plan.nodes), self._suspects)
+        if self._spares:
+            print_log_line(f"spare: {', '.join(self._spares)}")
+        self._lost = {}
+        found = found.of_hosts(self._hosts, self._spec.cluster.rendezvous.interface)
         if found.port is None:
             raise EnvironmentNotAble("no free port on the first node; choose another with cluster.rendezvous.port")
         return found
-
-    def _allocated_hosts(self) -> list[str]:
-        return expand_hostlist(self._slurm, os.environ["SLURM_JOB_NODELIST"])
 
     def _resolve_device(self, found: PreflightResult) -> bool:
         """Decide ``device: auto`` from the nodes' GPUs; return whether the plan changed."""
@@ -230,43 +253,47 @@ class Driver:
         write_json(self._run.plan, msgspec.to_builtins(self._plan))
 
     def _without(self, bad: list[PreflightReport], where: TargetNodes) -> PreflightResult:
-        """Exclude nodes, plan again for the others and check them again: a bad node may have hidden other failures."""
-        names = [r.host for r in bad]
+        """Check the other nodes again, as a bad one may have hidden failures; without enough of them, plan for fewer."""
+        names, plan = [r.host for r in bad], self._plan
+        left = [host for host in where.hosts if host not in names]
         for line in failure_lines(bad):
             print_log_line(line)
-        plan = self._plan
         cluster = msgspec.structs.replace(
             self._spec.cluster, device=plan.device, backend=plan.backend, procs_per_node=plan.procs_per_node
         )
-        self._spec = exclude_nodes(msgspec.structs.replace(self._spec, cluster=cluster), names, machine_facts())
-        self._make_plan()
-        self._hosts = [host for host in where.hosts if host not in names]
-        batch = self._plan.batch
+        spec = msgspec.structs.replace(self._spec, cluster=cluster)
+        self._spec = exclude_nodes(spec, names, len(left), machine_facts())
+        if self._spec.cluster.nodes < len(plan.nodes):
+            self._make_plan()
+        batch, count = self._plan.batch, len(self._plan.nodes)
         size = f", global batch {batch.global_batch_size}" if batch else ""
-        print_log_line(
-            f"continuing without {', '.join(names)}: {self._plan.world_size} ranks on {len(self._hosts)} nodes{size}"
-        )
+        taken = ", ".join(host for host in left[:count] if host not in where.hosts[:count])
+        size += f"; {taken} was spare" if taken and count == len(plan.nodes) else ""
+        going_on = f"continuing without {', '.join(names)}: {self._plan.world_size} ranks on {count} nodes{size}"
+        print_log_line(going_on)
+        self._record.write("running", note="; ".join([*failure_lines(bad), going_on]))
         again = run_preflight(
-            msgspec.structs.replace(where, hosts=self._hosts), self._spec, self._plan, self._run.root, imports=False
+            msgspec.structs.replace(where, hosts=left), self._spec, self._plan, self._run.root, imports=False
         )
         write_preflight(self._run, msgspec.structs.replace(again, reports=[*again.reports, *bad]))
         require_usable_nodes(unusable_nodes(self._spec, again.reports))
         return again
 
-    @contextmanager
-    def _staged(self, found: PreflightResult) -> Iterator[None]:
-        """Stage code, packages, model or data on nodes that lack them while the context is active."""
+    def _stage_on_nodes(self, found: PreflightResult) -> None:
+        """Stage code, packages, model or data on nodes that lack them, spare ones too, until the job ends."""
         lacking = [r.host for r in found.reports if not r.may_run]
         always = self._spec.cluster.stage == "always"
         if self._spec.cluster.stage == "never" or not (lacking or always or self._run.bundle.exists()):
-            yield
+            return
+        if self._manifest is not None:
+            self._python = self._manifest.python(self._python)
             return
         from allranks.nodes.staging.broadcast import bundle_for, load_packed_ahead, staged
 
         self._ending.raise_if_stop_requested()
         print_log_line(f"staging for {', '.join(lacking) or 'all nodes'}")
         allocation = Allocation.current()
-        allocation = msgspec.structs.replace(allocation, nodes=tuple(self._hosts) or allocation.nodes)
+        allocation = msgspec.structs.replace(allocation, nodes=(*self._hosts, *self._spares))
         failed = {check.name for report in found.reports for check in report.checks if not check.ok}
         bundle = bundle_for(
             self._spec,
@@ -277,10 +304,16 @@ class Driver:
             log=print_log_line,
         )
         self._ending.raise_if_stop_requested()
-        with staged(bundle, allocation, always=always, log=print_log_line) as manifest:
-            manifest.save(self._run.stage)
-            self._python = manifest.python(self._python)
-            yield
+        on_nodes = staged(
+            bundle,
+            allocation,
+            always=always,
+            log=print_log_line,
+            lost=lambda: {*self._lost, *self._spec.cluster.slurm.exclude},
+        )
+        self._manifest = self._stage.enter_context(on_nodes)
+        self._manifest.save(self._run.stage)
+        self._python = self._manifest.python(self._python)
 
     def _meet(self, found: PreflightResult) -> Rendezvous | None:
         """Choose the network of several nodes; one node needs none."""
@@ -312,7 +345,6 @@ class Driver:
 
     def _start(self, attempt: int, place: Rendezvous | None, found: PreflightResult) -> tuple[int, JobEnd]:
         """Start one agent per node and supervise them until all have ended."""
-        nodes = len(self._plan.nodes)
         first = found.probes[0].host if found.probes else slurm_node_name()
         supervisor, hub = supervise(
             self._run,
@@ -330,19 +362,31 @@ class Driver:
         command = agent_words(self._python, self._run, attempt, telemetry_s=self._spec.observe.telemetry_s)
         step = SrunStep(
             srun_command(
-                self._hosts or nodes,
+                self._hosts,
                 command,
                 cpus=self._cpus(),
-                options=["--input=none", "--unbuffered", "--wait=0", *self._srun_options],
+                options=["--input=none", "--unbuffered", "--wait=0", *self._step_options, *self._srun_options],
             )
         )
+        warm = self._warm_spares()
         try:
             code = self._wait(step, supervisor)
         finally:
             step.close()
             hub.close()
             channel.unlink(missing_ok=True)
+            if warm is not None:
+                warm.close()
         return code, supervisor.result()
+
+    def _warm_spares(self) -> SrunStep | None:
+        """Start to import on the spare nodes what the ranks import, so that a later start finds it in their caches."""
+        if not self._spares:
+            return None
+        code = f"import {WARM_IMPORTS if self._plan.batch else 'allranks.launch.rank, torch'}"
+        command = ["nice", "-n", "19", *self._python, "-c", code]
+        options = ["--input=none", "--output=none", "--error=none", "--overlap", *self._srun_options]
+        return SrunStep(srun_command(self._spares, command, cpus=self._cpus(), options=options))
 
     def _address(self, place: Rendezvous | None, first: str) -> str:
         """Return the control channel's address: on the ranks' network, or loopback for a single node."""
@@ -366,14 +410,18 @@ class Driver:
                 if lost.node not in reported:
                     reported.add(lost.node)
                     print_log_line(f"agent of {lost.host}: {lost.why}")
+                    self._lost |= self._ending.lost_nodes([self._hosts[lost.node]])
+                    if self._lost and self._plan.batch is not None:  # without it no other rank reaches a checkpoint
+                        supervisor.kill(f"node {self._hosts[lost.node]} is lost")
             now = time.monotonic()
             ended_since = min(ended_since, now) if supervisor.all_ended else math.inf
             ordered_since = min(ordered_since, now) if supervisor.orders.end else math.inf
-            if now - ended_since > END_S or now - ordered_since > END_LIMIT_S:
+            end_s = LOST_END_S if self._lost else END_S
+            if now - ended_since > end_s or now - ordered_since > END_LIMIT_S:
                 if not ending:
                     print_log_line("the agents have ended, but their job step has not; cancelling it")
                 ending = True
-                step.end()
+                step.end(end_s)
         return code
 
     def _end(self, attempt: int, code: int, end: JobEnd) -> tuple[int, Restart | None]:
@@ -390,40 +438,42 @@ class Driver:
             print_log_line(f"SIGTERM to the ranks: {self._ending.reason_text}")
         if self._ending.why and not end.stopped:
             end = msgspec.structs.replace(end, stopped=self._ending.reason_text)
+        lost = self._lost_hosts(end) if code and not self._ending.why else {}
+        replaced = 0 < len(lost) <= len(self._spares) and len(self._decided) < restart_limit(self._spec)
+        if self._ending.why or (lost and not replaced):
+            self._stage.close()
         refused = self._ending.requeue(
-            self._spec,
-            self._plan,
-            attempt,
-            end,
-            stopped=stopped,
-            failed=code != 0,
-            hosts=lambda: self._hosts or self._allocated_hosts(),
+            self._spec, self._plan, attempt, end, stopped=stopped, lost={} if replaced else lost
         )
         if refused and stopped:
             end = msgspec.structs.replace(end, stopped=f"{end.stopped}; {refused}")
-        if self._ending.why == "cancelled":
-            state = "cancelled"
-        elif stopped:
-            state = "stopped"
-        elif code or (end.terminated and not end.ends):
-            state = "failed"
-        else:
-            state = "done"
+        state = "stopped" if stopped else "failed" if code or (end.terminated and not end.ends) else "done"
+        state = "cancelled" if self._ending.why == "cancelled" else state
         more = {"gave_up": refused[0].upper() + refused[1:]} if refused else {}
         self._record.write("running", end=msgspec.to_builtins(end), why=self._ending.why, **more)
-        ended = self._ending.why or self._run.cancelled.exists() or end.lost or end.not_joined
+        ended = self._ending.why or self._run.cancelled.exists() or (lost and not replaced)
         before = None if state != "failed" or ended else self._decided
         # there may be no follower
-        result = finalize_run(self._run, self._spec, self._plan, code, end=end, restarts_before=before)
+        result = finalize_run(
+            self._run, self._spec, self._plan, code, end=end, restarts_before=before, spares=self._spares, lost=lost
+        )
         if state == "failed" and self._ending.requeued_by_slurm():  # Slurm has found a node of the job down meanwhile
             state = "requeued"
         elif result.restart is not None:
             for line in result.restart.lines:
                 print_log_line(line)
             if result.restart.action == "restart":
+                self._lost, self._spec = lost, without_nodes(self._spec, list(lost))
                 return code, result.restart
+        self._stage.close()
         self._record.write(state, exit_code=code)
         return code, None
+
+    def _lost_hosts(self, end: JobEnd) -> dict[str, str]:
+        """Return which nodes of this attempt are lost, with the evidence."""
+        silent = [self._hosts[n] for n in sorted({lost.node for lost in end.lost} | set(end.not_joined))]
+        self._lost |= self._ending.lost_nodes(host for host in silent if host not in self._lost)
+        return {host: self._lost[host] for host in silent if host in self._lost}
 
 
 if __name__ == "__main__":

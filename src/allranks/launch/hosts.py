@@ -21,7 +21,7 @@ from allranks.rundir.paths import RunDir
 from allranks.spec.records import RunSpec
 
 if TYPE_CHECKING:
-    from allranks.launch.supervisor import LaunchedJob
+    from allranks.launch.supervisor import JobEnd, LaunchedJob
     from allranks.nodes.preflight.runner import TargetNodes
 
 HIDDEN_VALUE_HINT = "a secret, not contained in the commands"
@@ -32,12 +32,33 @@ DOCTOR_NOTE = "launcher hosts: this machine only, because --wait-s is 0"
 class HostsLauncher(Launcher):
     """``launcher: hosts``."""
 
+    restarts_here = True
+
+    def __init__(self) -> None:
+        self._starts = 0
+
     def start(self, run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, resume: dict[str, Any]) -> LaunchedJob:
         from allranks.launch.hosts_job import commands_text, start_on_hosts
 
         write_attempt_args(run, attempt, resume, by_hand=True)
         text = commands_text("node", node_commands(spec, run, plan, attempt), manual_steps(spec, plan))
+        if self._starts:
+            text = f"the nodes start attempt {attempt} by themselves; only where that does not happen, {text}"
+        self._starts += 1
         return start_on_hosts(run, spec, plan, attempt, text)
+
+    def restart_problem(self, end: JobEnd) -> str:
+        """Return that nodes are gone, which only their users can start again."""
+        gone = ", ".join(f"node {lost.node} ({lost.host})" for lost in end.lost)
+        return gone and f"the agent of {gone} is gone, and launcher hosts cannot start it"
+
+    def commands_to_continue(self, run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int) -> str:
+        from allranks.launch.hosts_job import commands_text
+
+        if spec.script is not None or not run.checkpoint_steps():
+            return ""
+        text = commands_text("node", node_commands(spec, run, plan, attempt), manual_steps(spec, plan))
+        return f"to continue: allranks resume {run.name}; then {text}"
 
     def node_commands(self, spec: RunSpec, run: RunDir, plan: Callable[[], LaunchPlan]) -> list[str] | None:
         return node_commands(spec, run, plan())

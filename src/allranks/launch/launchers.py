@@ -35,7 +35,7 @@ from allranks.spec.validation import is_container
 from allranks.utils.machine import MachineFacts, machine_facts
 
 if TYPE_CHECKING:
-    from allranks.launch.supervisor import LaunchedJob
+    from allranks.launch.supervisor import JobEnd, LaunchedJob
     from allranks.nodes.preflight.runner import TargetNodes
 
 
@@ -151,6 +151,14 @@ class Launcher(ABC):
             ) from None
 
     # After the end
+
+    def restart_problem(self, end: JobEnd) -> str:
+        """Return why this launcher cannot start a failed run again by itself, from how its agents ended; else empty."""
+        return ""
+
+    def commands_to_continue(self, run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int) -> str:
+        """Return what users start on the nodes to continue a failed run with this attempt; empty if nothing."""
+        return ""
 
     def describe_lost_driver(self, run: RunDir, end_reason: str) -> str:
         """Describe a driver that did not record its end, from how the scheduler says that the job ended; else empty."""

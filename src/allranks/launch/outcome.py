@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,9 @@ def finalize_run(
     scheduler_end_reason: str = "unknown",
     end: JobEnd | None = None,
     restarts_before: list[Restart] | None = None,
+    spares: Sequence[str] = (),
+    lost: Mapping[str, str] = {},
+    restart_problem: str = "",
 ) -> RunResult:
     """Determine how the last attempt ended, and write metrics.json and report.html.
 
@@ -83,6 +87,9 @@ def finalize_run(
         end: the end as the agents reported it over the control channel; None if no driver recorded it.
         restarts_before: decide, and record, whether the run starts again by itself; what was decided since a user
             started it. None: it does not.
+        spares: nodes that may take the place of others if it does.
+        lost: nodes that are known to be lost, with the evidence.
+        restart_problem: why the launcher cannot start the run again.
     """
     from allranks.analysis.diagnose.run_outcome import failure_of
     from allranks.analysis.report.page import write_report
@@ -107,9 +114,11 @@ def finalize_run(
     restart = None
     if status != "succeeded":
         metrics |= {"message": message, "failure": msgspec.to_builtins(failure_of(run, message))}
-        by_user = end is not None and (end.requested or bool(end.stopped))
+        by_user = end is not None and (end.requested or (bool(end.stopped) and not end.lost))
         if status == "failed" and restarts_before is not None and not by_user:
-            restart = restarts.decide_and_record(run, spec, attempt, metrics, restarts_before)
+            restart = restarts.decide_and_record(
+                run, spec, attempt, metrics, restarts_before, spares, lost, restart_problem
+            )
     if history := restarts.read_restarts(run):
         metrics["restarts"] = msgspec.to_builtins(history)
     metrics["effective_training_time"] = _effective_training_time(run, plan, ranks)

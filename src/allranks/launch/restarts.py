@@ -7,7 +7,7 @@ recorded in ``restarts.json`` of the run folder, so that a restart never hides t
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ import msgspec
 from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.errors import CheckpointError
 from allranks.rundir import checkpoints
-from allranks.rundir.files import read_json, write_json
+from allranks.rundir.files import read_json, read_record, write_json
 from allranks.rundir.paths import RunDir
 from allranks.spec.records import RunSpec
 
@@ -46,6 +46,9 @@ ACTIONS: dict[Cause, str] = {
     "deterministic": "stops at once",
     "ended": "stops: it was ended from outside",
 }
+OF_ONE_NODE = ("broken_node_network", "fabric_manager", "gpu_hardware_fault", "node_unhealthy", "replicas_diverged")
+"""Failure classes whose host is at fault: it is left out where a spare node takes its place. A hang is another, if all
+ranks that stalled are on one node."""
 _KINDS: dict[str, Cause] = {name: kind for kind, names in CAUSES.items() for name in names}
 
 
@@ -53,7 +56,9 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True):
     """What was decided after attempt ``attempt`` had failed, and why.
 
     ``failure``, ``rank`` and ``host`` are those of its verdict, ``message`` is the verdict's sentence. ``after_step``:
-    the newest complete checkpoint by then, None if there was none. ``time`` is in seconds since 1970.
+    the newest complete checkpoint by then, None if there was none. ``own_program``: it reads its own checkpoints, and
+    ``reached_step`` is the largest step that it has reported. ``left_out``: nodes in whose place spare ones run from now
+    on. ``time`` is in seconds since 1970.
     """
 
     attempt: int
@@ -66,6 +71,9 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None = None
     host: str | None = None
     after_step: int | None = None
+    own_program: bool = False
+    reached_step: int | None = None
+    left_out: list[str] = []
 
     def resume_args(self, spec: RunSpec) -> dict[str, Any]:
         """Return how the next attempt continues, from the checkpoint that was verified for the decision."""
@@ -75,6 +83,7 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True):
     def lines(self) -> tuple[str, str]:
         """What failed, and what follows, for the log and the terminal."""
         where = "from the start" if self.after_step is None else f"after step {self.after_step}"
+        where = "from the program's own checkpoints" if self.own_program else where
         what = where if self.action == "restart" else "none"
         return f"failed   attempt {self.attempt}: {self.message}", f"restart  {what}: {self.reason}"
 
@@ -92,18 +101,34 @@ def restart_limit(spec: RunSpec) -> int:
 
 def restart_line(spec: RunSpec) -> str:
     """Return a line of the plan: how often, and after which failures, the run starts again by itself."""
-    limit, by_hand = restart_limit(spec), spec.cluster.launched_by.uses_hosts
-    if by_hand or not limit:
-        why = "launcher hosts: its commands are started by hand" if by_hand else "cluster.restarts"
-        return f"restarts: none ({why})"
-    return (
+    limit, spares = restart_limit(spec), spec.cluster.spares
+    text = (
         f"restarts: at most {limit}, after a lost node or link, a faulty GPU or a transient failure, and once after a "
         "failure of unknown cause (cluster.restarts)"
     )
+    if not limit:
+        text = "restarts: none (cluster.restarts)"
+    elif spec.cluster.launched_by.uses_hosts:
+        text += "; not after a lost node, whose command is started by hand"
+    if not spares:
+        return text
+    when = "that fails preflight, is lost or is at fault" if limit else "that fails preflight"
+    return f"{text}\nspares: {spares} of the job's {spec.cluster.allocated_nodes} nodes, each for one {when} (cluster.spares)"
 
 
 def decide(
-    attempt: int, failure: dict[str, Any], message: str, before: Sequence[Restart], limit: int, after_step: int | None
+    attempt: int,
+    failure: dict[str, Any],
+    message: str,
+    before: Sequence[Restart],
+    limit: int,
+    after_step: int | None,
+    *,
+    own_program: bool = False,
+    reached_step: int | None = None,
+    suspects: Mapping[str, str] = {},
+    spares: Sequence[str] = (),
+    problem: str = "",
 ) -> Restart:
     """Return what to do after an attempt has failed.
 
@@ -111,23 +136,35 @@ def decide(
         failure: class (``id``), ``rank`` and ``host`` of its verdict.
         before: what was decided since the run was last started by a user, oldest first.
         limit: the largest number of restarts.
-        after_step: the newest complete checkpoint; None: there is none.
+        after_step: the newest complete checkpoint; None: there is none, or it is a user's own program.
+        reached_step: the largest step that a user's own program has reported.
+        suspects: nodes that are left out if there are enough `spares`, each with evidence beyond the message.
+        problem: why the launcher cannot start the run again.
     """
     name = str(failure.get("id") or "application_error")
     cause, title = cause_of(name), CATALOGUE[name].title if name in CATALOGUE else name
-    same = bool(before) and before[-1].failure == name and (after_step or 0) <= (before[-1].after_step or 0)
+    last, progress = before[-1] if before else None, (after_step or 0) + (reached_step or 0)
+    same = last is not None and last.failure == name and progress <= (last.after_step or 0) + (last.reached_step or 0)
+    left_out: list[str] = []
     action: Literal["restart", "stop"] = "stop"
     if cause in ("deterministic", "ended"):
         would = "it was ended from outside" if cause == "ended" else "the next attempt would end the same way"
         reason = f"{title} ({cause}); {would}"
+    elif problem:
+        reason = f"{title} ({cause}); {problem}"
     elif len(before) >= limit:
         reason = f"cluster.restarts.max ({limit}) is reached"
     elif same:
-        reason = f"{title}, as after the attempt before, and no checkpoint was written in between"
+        missing = "it has reported no later step since" if own_program else "no checkpoint was written in between"
+        reason = f"{title}, as after the attempt before, and {missing}"
     elif cause == "unknown" and any(one.cause == "unknown" for one in before):
         reason = f"{title}; the run has already been started again once for an unknown cause"
     else:
         action, reason = "restart", f"{title} ({'cause unknown' if cause == 'unknown' else cause})"
+        if 0 < len(suspects) <= len(spares):
+            left_out = sorted(suspects)
+            why = "; ".join(f"{host} ({text})" if text else host for host, text in sorted(suspects.items()))
+            reason += f"; without {why}, replaced by spare {', '.join(spares[: len(left_out)])}"
     return Restart(
         attempt=attempt,
         time=time.time(),
@@ -135,10 +172,13 @@ def decide(
         cause=cause,
         reason=reason,
         failure=name,
-        message=message.partition(". Log: ")[0].rstrip("."),
+        message=message.partition(". Log: ")[0].partition(". Continue after step ")[0].rstrip("."),
         rank=failure.get("rank"),
         host=failure.get("host"),
         after_step=after_step,
+        own_program=own_program,
+        reached_step=reached_step,
+        left_out=left_out,
     )
 
 
@@ -177,24 +217,55 @@ def read_restarts(run: RunDir) -> list[Restart]:
 
 
 def decide_and_record(
-    run: RunDir, spec: RunSpec, attempt: int, metrics: dict[str, Any], before: list[Restart]
+    run: RunDir,
+    spec: RunSpec,
+    attempt: int,
+    metrics: dict[str, Any],
+    before: list[Restart],
+    spares: Sequence[str] = (),
+    lost: Mapping[str, str] = {},
+    problem: str = "",
 ) -> Restart | None:
     """Decide whether a failed run starts again by itself; None where the user has turned that off.
 
     Args:
         metrics: of the failed attempt, with its verdict: ``failure`` and ``message``.
         before: what was decided since the run was last started by a user.
+        spares: nodes that may take the place of others.
+        lost: nodes that are known to be lost, with the evidence.
+        problem: why the launcher cannot start the run again.
     """
     limit = restart_limit(spec)
     if not limit or run.compare.exists():
         return None
-    step = None if spec.script is not None else _newest_step(run)[0]
-    decided = decide(attempt, metrics["failure"], str(metrics["message"]), before, limit, step)
+    own, failure = spec.script is not None, metrics["failure"]
+    decided = decide(
+        attempt,
+        failure,
+        str(metrics["message"]),
+        before,
+        limit,
+        None if own else _newest_step(run)[0],
+        own_program=own,
+        reached_step=metrics.get("steps") if own else None,
+        suspects=lost or _suspects(run, attempt, failure),
+        spares=spares,
+        problem=problem,
+    )
     _record(run, decided)
     return decided
 
 
-def record_requeue(run: RunDir, attempt: int, hosts: Sequence[str], evidence: str) -> None:
+def _suspects(run: RunDir, attempt: int, failure: dict[str, Any]) -> dict[str, str]:
+    """Return the node at fault; empty unless the evidence names exactly one."""
+    stalled = read_record(run.hang_report(attempt)).get("stalled") or []
+    hosts = {str(one.get("host") or "") for one in stalled}
+    if not stalled and failure.get("id") in OF_ONE_NODE:
+        hosts = {str(failure.get("host") or "")}
+    return dict.fromkeys(hosts, "") if len(hosts) == 1 and "" not in hosts else {}
+
+
+def record_requeue(run: RunDir, attempt: int, hosts: Sequence[str], evidence: str, *, own_program: bool) -> None:
     """Record that Slurm starts the job again without nodes that were lost, on this evidence."""
     lost = Restart(
         attempt=attempt,
@@ -205,7 +276,9 @@ def record_requeue(run: RunDir, attempt: int, hosts: Sequence[str], evidence: st
         failure="node_unhealthy",
         message=evidence,
         host=hosts[0],
-        after_step=_newest_step(run)[0],
+        after_step=None if own_program else _newest_step(run)[0],
+        own_program=own_program,
+        left_out=list(hosts),
     )
     _record(run, lost)
 

@@ -282,13 +282,16 @@ def launch(
                 scheduler_end_reason=job.end_reason(),
                 end=end,
                 restarts_before=decided if may_restart else None,
+                restart_problem=launcher.restart_problem(end) if end is not None else "",
             )
             one = result.restart
-            if one is None:
-                return result
-            for line in one.lines[one.action == "stop" :]:  # the result ends with the last failure
-                shown.say(line)
-            if one.action == "stop" or counts.interrupts + counts.stops > 0:
+            for line in one.lines[one.action == "stop" :] if one is not None else ():
+                shown.say(line)  # the result ends with the last failure
+            if one is None or one.action == "stop" or counts.interrupts + counts.stops > 0:
+                if result.status == "failed" and (
+                    text := launcher.commands_to_continue(run_dir, spec, launch_plan, attempt + 1)
+                ):
+                    shown.say(text)
                 return result
             decided.append(one)
             attempt, resume = attempt + 1, one.resume_args(spec)

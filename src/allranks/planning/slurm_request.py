@@ -71,7 +71,7 @@ def gpus_requested(cluster: ClusterSpec) -> GpuRequest | None:
     for name in _GPU_OPTIONS:
         value, option = requests.get(name, ("", ""))
         if value and (name != "gres" or re.search(rf"(?:^|,)(?:gres[/:])?gpu\b|{_SHARED}", value)):
-            return GpuRequest(per_node=_per_node(name, value, cluster.nodes), option=option)
+            return GpuRequest(per_node=_per_node(name, value, cluster.allocated_nodes), option=option)
     return None
 
 

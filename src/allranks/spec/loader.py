@@ -407,6 +407,11 @@ def _cluster_problems(cluster: ClusterSpec) -> list[str]:
             f"cluster.nodes is {cluster.nodes}, but launcher {cluster.launcher} uses only this machine; "
             f"use {' or '.join(launchers_with(runs_here=False))}"
         )
+    if cluster.spares and not launcher.uses_slurm:
+        problems.append(
+            f"cluster.spares is {cluster.spares}, but launcher {cluster.launcher} has no spare nodes; set it to 0, or use "
+            f"launcher {' or '.join(launchers_with(uses_slurm=True))}"
+        )
     return problems
 
 

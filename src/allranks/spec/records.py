@@ -366,6 +366,9 @@ class ClusterSpec(Record, frozen=True):
     """local = this machine; slurm = submit a job; hosts = one command per node, started by hand"""
     nodes: PositiveInt = 1
     """number of nodes"""
+    spares: NonNegativeInt = 0
+    """slurm: nodes in addition, which take the place of nodes that fail preflight, are lost, or are suspected of a
+    failure"""
     procs_per_node: PositiveInt | None = None
     """ranks per node; null = one per GPU, two without GPUs"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -409,6 +412,11 @@ class ClusterSpec(Record, frozen=True):
     def launched_by(self) -> LauncherInfo:
         """What `launcher` means."""
         return launcher_info(self.launcher)
+
+    @property
+    def allocated_nodes(self) -> int:
+        """How many nodes a job has, with the spare ones."""
+        return self.nodes + self.spares
 
 
 class ProfileSpec(Record, frozen=True):

@@ -119,10 +119,15 @@ def attempt_table(data: RunData) -> Table | None:
         what = "started again" if one.get("action") == "restart" else "not started again"
         return long_cell(f"{what}: {format_value(one.get('reason'))}")
 
+    def begins(a: AttemptRecord) -> str:
+        if data.own_program and a.number > 1:
+            return "its own checkpoints"
+        return f"after step {a.resumed_from}" if a.resumed_from is not None else "from the start"
+
     columns = [
         ("attempt", lambda a: number_cell(f"{a.number}")),
         ("started", lambda a: text.format_timestamp(a.began)),
-        ("from", lambda a: f"after step {a.resumed_from}" if a.resumed_from is not None else "from the start"),
+        ("from", begins),
         ("last step", lambda a: number_cell(format_count(a.last_step))),
         ("time", spent),
         ("end", end),

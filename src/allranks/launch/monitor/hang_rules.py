@@ -134,7 +134,7 @@ def _unreachable_node(case: HangEvidence) -> HangVerdict | None:
         return None
     hosts = sorted({case.hosts[r] for r in case.missing})
     why = f"host {', '.join(hosts)} does not answer, neither its ranks nor their agent"
-    return HangVerdict(kind="collective_hang", stalled=[case.stalled(r, why) for r in case.missing])
+    return HangVerdict(kind="node_unhealthy", stalled=[case.stalled(r, why) for r in case.missing])
 
 
 def _not_runnable(case: HangEvidence) -> HangVerdict | None:
@@ -160,7 +160,7 @@ def _network(case: HangEvidence) -> HangVerdict | None:
     else:
         return None
     return case.verdict(
-        "collective_hang",
+        "broken_node_network",
         ((r, f"the network of {node.host}: {why.format(node.interface)}") for node in bad for r in node.ranks),
     )
 

@@ -42,6 +42,7 @@ class SlurmJob(LaunchedJob):
         self._killed_at: float | None = None
         self._overdue = DriverLiveness(run, job)
         self._notes: list[str] = []
+        self._noted = ""
         self._decided = len(read_restarts(run))
         self._examined = False
         self.label = f"Slurm job {job}"
@@ -62,6 +63,9 @@ class SlurmJob(LaunchedJob):
         if now - self._looked < POLL_INTERVAL_S:
             return None
         self._looked = now
+        if (note := str(self._overdue.driver().get("note", self._noted))) != self._noted:
+            self._noted = note
+            self._notes.append(f"note     {note}")
         found = self._slurm.state(self._job)
         if found.state == NO_ANSWER:  # slurmctld restarts, or is busy: the job does not depend on it
             self._unanswered = found.reason

@@ -15,7 +15,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -29,6 +29,7 @@ from allranks.rundir.checkpoints import read_manifest
 from allranks.rundir.files import read_json, write_json
 from allranks.rundir.paths import RunDir
 from allranks.spec import load_spec
+from allranks.spec.records import ClusterSpec
 from allranks.utils.machine import host_name
 
 HEARTBEAT_S = 10.0  # between two beats of the driver
@@ -221,18 +222,24 @@ def handle_dead_driver(
     if slurm.restarts(job) != starts:  # what is recorded is of an earlier start: this one has recorded nothing yet
         return False
     host = str(driver.get("host", ""))
-    spec = load_spec(run.spec).cluster.slurm
-    without = [*spec.exclude, host]
+    spec = load_spec(run.spec)
+    without = [*spec.cluster.slurm.exclude, host]
     node = examine_node(slurm, host)
-    may_requeue = driver.get("restart", 0) < spec.max_requeues and not run.cancelled.exists()
+    may_requeue = driver.get("restart", 0) < spec.cluster.slurm.max_requeues and not run.cancelled.exists()
     if sign == SILENT and node.lost and may_requeue and not slurm.try_requeue(job):
-        if kept := slurm.try_exclude(job, without):
+        if kept := slurm.try_exclude(
+            job, without, fewer_spares(spec.cluster, usable_without(slurm, spec.cluster, without))
+        ):
             logging.warning(
                 "Slurm does not exclude %s from the next start of job %s: %s", ", ".join(without), job, kept
             )
         _write_driver_record(run, {**driver, "state": "requeued"})
         record_requeue(
-            run, int(driver.get("attempt", 1)), [host], f"node {host}, where the job's script ran: {node.text}"
+            run,
+            int(driver.get("attempt", 1)),
+            [host],
+            f"node {host}, where the job's script ran: {node.text}",
+            own_program=spec.script is not None,
         )
         return False
     found = _describe_loss(sign, run, slurm, job, driver, node)
@@ -241,6 +248,18 @@ def handle_dead_driver(
     cure = _how_to_continue(run, without if node.lost or sign != SILENT else [])
     _write_driver_record(run, {**driver, **ended, "gave_up": f"{found}. {cure}"})
     return True
+
+
+def usable_without(slurm: Slurm, cluster: ClusterSpec, excluded: Sequence[str]) -> int:
+    """Return how many of the nodes that a job asked for are usable without some; all if Slurm does not answer."""
+    usable = slurm.usable_nodes(cluster.slurm.partition)
+    left = None if usable is None else len([host for host in usable if host not in excluded])
+    return cluster.allocated_nodes if left is None else min(left, cluster.allocated_nodes)
+
+
+def fewer_spares(cluster: ClusterSpec, usable: int) -> int | None:
+    """Return with how many nodes a job starts again that gets fewer spare ones; None: with all that it asked for."""
+    return usable if cluster.nodes <= usable < cluster.allocated_nodes else None
 
 
 def _write_driver_record(run: RunDir, driver: Mapping[str, Any]) -> None:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping
 from types import FrameType
 
 from allranks.errors import EXIT_FAILED
 from allranks.launch import restarts
 from allranks.launch.slurm.job import IN_ALLOCATION
-from allranks.launch.slurm.liveness import DriverRecord, examine_node, print_log_line
+from allranks.launch.slurm.liveness import DriverRecord, examine_node, fewer_spares, print_log_line, usable_without
 from allranks.launch.supervisor import JobEnd, Supervisor
 from allranks.nodes.slurm.answers import JobInfo, why_signalled
 from allranks.nodes.slurm.commands import Slurm
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.paths import RunDir
 from allranks.spec import RunSpec
+from allranks.spec.records import ClusterSpec
 
 POLL_S = 0.2
 LIMIT_S = 30.0  # between two questions for the job's time limit
@@ -33,15 +34,15 @@ class StopAndRequeue:
     """Takes the signals of one start of a job, asks Slurm for their cause, and returns the job to the queue.
 
     Args:
-        signal_s: how long before the time limit Slurm sends its signal.
+        cluster: of the spec as the user wrote it.
         record: written before the job is requeued.
     """
 
     def __init__(
-        self, run: RunDir, slurm: Slurm, record: DriverRecord, *, job: str, restart: int, signal_s: int
+        self, run: RunDir, slurm: Slurm, record: DriverRecord, *, job: str, restart: int, cluster: ClusterSpec
     ) -> None:
         self._run, self._slurm, self._record = run, slurm, record
-        self._job, self._restart, self._signal_s = job, restart, signal_s
+        self._job, self._restart, self._cluster, self._signal_s = job, restart, cluster, cluster.slurm.signal_s
         self._signalled = ""  # name of the signal that was not looked into yet
         self._checkpoint = False  # requested, and not forwarded yet
         self._limit_at: float | None = None
@@ -124,8 +125,7 @@ class StopAndRequeue:
         end: JobEnd | None = None,
         *,
         stopped: bool,
-        failed: bool = False,
-        hosts: Callable[[], list[str]] = list,
+        lost: Mapping[str, str] = {},
     ) -> str:
         """Requeue a job that is to end for a reason that passes, or that lost nodes.
 
@@ -133,8 +133,7 @@ class StopAndRequeue:
             spec: of this start of the job; it may exclude more nodes than the user did.
             end: how the agents ended; None if they were not started.
             stopped: whether the ranks wrote a checkpoint and ended as they were asked to, or were not started.
-            failed: whether the step of the agents failed.
-            hosts: returns the nodes of the job, in order; called only where agents were lost.
+            lost: nodes that are lost, with the evidence.
 
         Returns:
             Why it was not requeued; empty where it is not wanted.
@@ -144,7 +143,6 @@ class StopAndRequeue:
         """
         self._leave_to_slurm(attempt)
         end = end or JobEnd()
-        lost = self._lost_nodes(end, hosts) if failed and not self.why else {}
         unstarted = end.terminated and not end.ends
         # A preempted training whose ranks could not save may start again; a user's own program decides itself.
         may_start_again = self.why == "preempted" and plan.batch is not None
@@ -159,16 +157,14 @@ class StopAndRequeue:
             self._record.write("requeued", attempt=attempt)
             raise SystemExit(EXIT_FAILED)
 
-    def _lost_nodes(self, end: JobEnd, hosts: Callable[[], list[str]]) -> dict[str, str]:
-        """Return nodes that are lost, with the evidence; an agent killed on a healthy node does not count."""
-        open_nodes = {lost.node for lost in end.lost} | set(end.not_joined)
-        names = hosts() if open_nodes else []
-        found = [examine_node(self._slurm, names[n]) for n in sorted(open_nodes) if n < len(names)]
+    def lost_nodes(self, hosts: Iterable[str]) -> dict[str, str]:
+        """Return which of these nodes are lost, with the evidence; an agent killed on a healthy node does not count."""
+        found = [examine_node(self._slurm, host) for host in hosts]
         for verdict in found:
             print_log_line(f"node {verdict.host}: {verdict.text}")
         return {verdict.host: verdict.text for verdict in found if verdict.lost}
 
-    def _requeue(self, spec: RunSpec, plan: LaunchPlan, attempt: int, why: str, lost: dict[str, str]) -> str:
+    def _requeue(self, spec: RunSpec, plan: LaunchPlan, attempt: int, why: str, lost: Mapping[str, str]) -> str:
         """Requeue the job without its lost nodes and exit; return why not, empty if no requeue is wanted."""
         if os.environ.get(IN_ALLOCATION) or self._run.cancelled.exists():
             return ""
@@ -176,7 +172,8 @@ class StopAndRequeue:
         if self._restart >= limit:
             return self._not_requeued(f"cluster.slurm.max_requeues ({limit}) is reached") if limit else ""
         excluded = [*spec.cluster.slurm.exclude, *lost]
-        if lost and not self._enough_nodes_without(excluded, spec.cluster.slurm.partition, len(plan.nodes)):
+        usable = usable_without(self._slurm, self._cluster, excluded) if lost else 0
+        if lost and usable < len(plan.nodes):
             return self._not_requeued(
                 f"without {', '.join(lost)} the partition has fewer than {len(plan.nodes)} usable nodes"
             )
@@ -188,8 +185,8 @@ class StopAndRequeue:
             return self._not_requeued(f"Slurm refused the requeue: {refused}")
         if lost:
             evidence = "; ".join(f"node {host}: {text}" for host, text in lost.items())
-            restarts.record_requeue(self._run, attempt, list(lost), evidence)
-        if lost and (kept := self._slurm.try_exclude(self._job, excluded)):
+            restarts.record_requeue(self._run, attempt, list(lost), evidence, own_program=plan.batch is None)
+        if lost and (kept := self._slurm.try_exclude(self._job, excluded, fewer_spares(self._cluster, usable))):
             print_log_line(f"Slurm does not exclude {', '.join(excluded)} from the next start: {kept}")
         deadline = time.monotonic() + REQUEUED_S
         while time.monotonic() < deadline:
@@ -209,7 +206,3 @@ class StopAndRequeue:
         text = f"the job was not requeued: {why}"
         print_log_line(text)
         return text
-
-    def _enough_nodes_without(self, excluded: list[str], partition: str | None, needed: int) -> bool:
-        usable = self._slurm.usable_nodes(partition)
-        return usable is None or len([n for n in usable if n not in excluded]) >= needed

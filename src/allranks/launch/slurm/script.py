@@ -30,12 +30,13 @@ def render_batch_script(spec: RunSpec, plan: LaunchPlan, run: RunDir, python: st
             raise SpecError(f"cluster.env.{name}: not a valid name of an environment variable")
         _one_line(f"cluster.env.{name}", value)
     what = plan.strategy if plan.batch else "your own program"
+    spare = f" and {spec.cluster.spares} spare" if spec.cluster.spares else ""
     return _render(
         spec.cluster,
         activate=activate,
         title=(
             f"allranks run {run.name}: {_count_text(plan.world_size, 'rank')} on "
-            f"{_count_text(len(plan.nodes), 'node')}, {what}"
+            f"{_count_text(len(plan.nodes), 'node')}{spare}, {what}"
         ),
         options=options,
         verdict=str(run.driver),
@@ -120,7 +121,7 @@ def sbatch_options(spec: RunSpec, plan: LaunchPlan, run: RunDir) -> list[str]:
     slurm = spec.cluster.slurm
     wanted: list[tuple[str, object]] = [
         ("job-name", spec.name),
-        ("nodes", len(plan.nodes)),
+        ("nodes", len(plan.nodes) + spec.cluster.spares),
         ("ntasks-per-node", 1),
         ("partition", slurm.partition),
         ("account", slurm.account),
@@ -140,6 +141,7 @@ def sbatch_options(spec: RunSpec, plan: LaunchPlan, run: RunDir) -> list[str]:
     ]
     lines = [f"--{name}={_quoted(f'cluster.slurm.{name}', str(value))}" for name, value in wanted if value is not None]
     lines += ["--exclusive"] if slurm.exclusive else []
+    lines += ["--no-kill"] if spec.cluster.spares else []  # or the loss of a node would end the job
     lines += ["--requeue" if slurm.max_requeues else "--no-requeue"]
     for extra in slurm.extra:
         name, equals, value = _one_line("cluster.slurm.extra", extra).removeprefix("#SBATCH").strip().partition("=")

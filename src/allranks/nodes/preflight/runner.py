@@ -6,7 +6,7 @@ The checks are those of `allranks.nodes.checks.registry`.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +118,14 @@ class PreflightResult(msgspec.Struct, frozen=True, kw_only=True):
     def bad_hosts(self) -> list[str]:
         return [report.host for report in self.reports if not report.ok]
 
+    def of_hosts(self, hosts: Sequence[str], interface: str | None) -> PreflightResult:
+        """Return the result for some of the nodes: their network, and the port of the first; the reports are kept."""
+        probes = [probe for probe in self.probes if probe.host in hosts]
+        if len(probes) == len(self.probes):
+            return self
+        network = choose_network(probes, interface) if len(probes) > 1 else None
+        return msgspec.structs.replace(self, probes=probes, network=network, port=_first_port(probes))
+
 
 def run_preflight(
     where: TargetNodes,
@@ -168,10 +176,20 @@ def run_preflight(
         reports=reports,
         probes=probes,
         network=network,
-        port=next(iter(probes[0].free_ports), None) if probes else None,
+        port=_first_port(probes),
         probe_s=round(answers.seconds, 3),
         reach_s=round(reach_s, 3),
     )
+
+
+def _first_port(probes: Sequence[Probe]) -> int | None:
+    return next(iter(probes[0].free_ports), None) if probes else None
+
+
+def choose_nodes(usable: Sequence[str], needed: int, suspects: Collection[str]) -> tuple[list[str], list[str]]:
+    """Return the nodes of the ranks, in the same order, and the others. Suspected nodes are used last."""
+    used = set(sorted(usable, key=lambda host: host in suspects)[:needed])
+    return [host for host in usable if host in used], [host for host in usable if host not in used]
 
 
 def _plan_requirements(plan: LaunchPlan, port: int | None) -> PlanRequirements:
@@ -301,18 +319,26 @@ def write_preflight(run_dir: RunDir, preflight: PreflightResult) -> None:
     write_text_atomic(run_dir.preflight_text, "\n".join(lines) + "\n")
 
 
-def exclude_nodes(spec: RunSpec, bad: Sequence[str], facts: MachineFacts) -> RunSpec:
-    """Return the same run without some nodes, if the spec allows fewer.
+def without_nodes(spec: RunSpec, hosts: Sequence[str], **counts: int) -> RunSpec:
+    """Return the same run with nodes that it does not use; `counts` replaces other keys of the section cluster."""
+    slurm = msgspec.structs.replace(spec.cluster.slurm, exclude=[*spec.cluster.slurm.exclude, *hosts])
+    return msgspec.structs.replace(spec, cluster=msgspec.structs.replace(spec.cluster, slurm=slurm, **counts))
+
+
+def exclude_nodes(spec: RunSpec, bad: Sequence[str], usable: int, facts: MachineFacts) -> RunSpec:
+    """Return the same run without some nodes: with fewer spare ones, and with fewer others if the spec allows it.
+
+    Args:
+        usable: how many nodes are left.
 
     Raises:
         EnvironmentNotAble: no node is left, or the batch cannot be divided among the others.
     """
-    left = spec.cluster.nodes - len(bad)
+    left = min(spec.cluster.nodes, usable)
     names = ", ".join(bad)
     if left < 1:
         raise EnvironmentNotAble(f"without {names} no node is left")
-    slurm = msgspec.structs.replace(spec.cluster.slurm, exclude=[*spec.cluster.slurm.exclude, *bad])
-    smaller = msgspec.structs.replace(spec, cluster=msgspec.structs.replace(spec.cluster, nodes=left, slurm=slurm))
+    smaller = without_nodes(spec, bad, nodes=left, spares=usable - left)
     try:
         make_plan(smaller, facts)
     except SpecError as error:

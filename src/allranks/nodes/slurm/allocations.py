@@ -76,7 +76,7 @@ def request_args(cluster: ClusterSpec) -> list[str]:
         "exclude": ",".join(slurm.exclude) or None,
     }
     return [
-        f"--nodes={cluster.nodes}",
+        f"--nodes={cluster.allocated_nodes}",
         "--ntasks-per-node=1",
         *(f"--{key}={value}" for key, value in pairs.items() if value is not None),
         *(["--exclusive"] if slurm.exclusive else []),
@@ -202,12 +202,12 @@ def inside_job(slurm: Slurm) -> bool:
 
 def _current_job(cluster: ClusterSpec) -> Allocation:
     job = Allocation.current()
-    if len(job.nodes) < cluster.nodes:
+    if len(job.nodes) < cluster.allocated_nodes:
         raise EnvironmentNotAble(
-            f"cluster.nodes is {cluster.nodes}, but the current job {job.job_id} has {len(job.nodes)}: "
+            f"cluster.nodes and spares are {cluster.allocated_nodes}, but the current job {job.job_id} has {len(job.nodes)}: "
             f"{', '.join(job.nodes)}; request more nodes, or run the doctor outside of a job"
         )
-    return msgspec.structs.replace(job, nodes=job.nodes[: cluster.nodes])
+    return msgspec.structs.replace(job, nodes=job.nodes[: cluster.allocated_nodes])
 
 
 def _wait_for_nodes(process: subprocess.Popen[str], cluster: ClusterSpec, wait_s: float) -> tuple[str, str]:
@@ -225,12 +225,12 @@ def _wait_for_nodes(process: subprocess.Popen[str], cluster: ClusterSpec, wait_s
         return words[0], words[1]
     if readers[0].is_alive():
         raise EnvironmentNotAble(
-            f"{cluster.nodes} nodes were not free within {wait_s:g} s (squeue shows who uses them): wait longer with "
+            f"{cluster.allocated_nodes} nodes were not free within {wait_s:g} s (squeue shows who uses them): wait longer with "
             "--wait-s"
         )
     readers[1].join(1)
     why = " ".join(line.strip() for line in said[-3:])
-    raise EnvironmentNotAble(f"Slurm did not allocate {cluster.nodes} nodes: {why}")
+    raise EnvironmentNotAble(f"Slurm did not allocate {cluster.allocated_nodes} nodes: {why}")
 
 
 def _release(process: subprocess.Popen[str], granted: bool) -> None:

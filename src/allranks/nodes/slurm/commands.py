@@ -256,15 +256,19 @@ class Slurm:
         """
         return self._refusal("scontrol", "requeue", job)
 
-    def try_exclude(self, job: str, nodes: Sequence[str]) -> str:
+    def try_exclude(self, job: str, nodes: Sequence[str], fewer: int | None = None) -> str:
         """Exclude nodes from the next start of a job that was requeued. Slurm refuses this while the job is running.
+
+        Args:
+            fewer: how many nodes the job then has; None: as many as before.
 
         Returns:
             Why it failed; empty on success.
         """
+        smaller = [] if fewer is None else [f"NumNodes={fewer}", f"NumTasks={fewer}"]
         deadline = time.monotonic() + EXCLUDE_S
         while True:
-            refused = self._refusal("scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(nodes)}")
+            refused = self._refusal("scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(nodes)}", *smaller)
             if not refused or time.monotonic() > deadline:
                 return refused
             time.sleep(EXCLUDE_POLL_S)
@@ -350,7 +354,7 @@ def suspects(said: str, cluster: ClusterSpec) -> list[str]:
 def without(cluster: ClusterSpec, key: str) -> ClusterSpec | None:
     """Return the request without one key, to ask Slurm again; None if the key cannot be left out."""
     if key == "nodes":
-        return None if cluster.nodes == 1 else msgspec.structs.replace(cluster, nodes=1)
+        return None if cluster.allocated_nodes == 1 else msgspec.structs.replace(cluster, nodes=1, spares=0)
     empty = [] if key in ("exclude", "extra") else None
     return msgspec.structs.replace(cluster, slurm=msgspec.structs.replace(cluster.slurm, **{key: empty}))
 
@@ -372,7 +376,7 @@ def over_limits(cluster: ClusterSpec, limits: Sequence[PartitionLimits], default
     asked_s = parse_time_limit(slurm.time) if slurm.time else None
     checks = {
         "time": lambda limit: asked_s is not None and limit.time_s is not None and asked_s > limit.time_s,
-        "nodes": lambda limit: limit.nodes is not None and cluster.nodes > limit.nodes,
+        "nodes": lambda limit: limit.nodes is not None and cluster.allocated_nodes > limit.nodes,
     }
     return [key for key, exceeds in checks.items() if all(map(exceeds, mine))]
 
@@ -383,7 +387,7 @@ def refusal_text(said: str, cluster: ClusterSpec, keys: Sequence[str], known: st
         f"{'cluster' if key == 'nodes' else 'cluster.slurm'}.{key} {shown_value(cluster, key)}" for key in keys
     )
     cures = "; ".join(dict.fromkeys(CURES[key] for key in keys))
-    where = named or f"cluster of {cluster.nodes} nodes"
+    where = named or f"cluster of {cluster.allocated_nodes} nodes"
     return f"{where}: Slurm refuses such a job: {said}{known}{f'; {cures}' if cures else ''}"
 
 
@@ -396,4 +400,6 @@ def shown_value(cluster: ClusterSpec, key: str) -> str:
 
 
 def _value(cluster: ClusterSpec, key: str) -> object:
-    return cluster.nodes if key == "nodes" else getattr(cluster.slurm, key)
+    if key == "nodes":
+        return f"{cluster.nodes} with cluster.spares {cluster.spares}" if cluster.spares else cluster.nodes
+    return getattr(cluster.slurm, key)

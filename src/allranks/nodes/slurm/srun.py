@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 import re
 import subprocess
@@ -33,19 +34,19 @@ class SrunStep:
 
     def __init__(self, command: list[str]) -> None:
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-        self._end_asked: float | None = None
+        self._killed_at = math.inf
 
     def poll(self) -> int | None:
         """Return the exit code; None while it is running."""
-        if self._end_asked is not None and time.monotonic() - self._end_asked > STEP_END_S:
+        if time.monotonic() > self._killed_at:
             self._process.kill()  # it waits for an unreachable node or controller
         code = self._process.poll()
         return EXIT_FAILED if code is not None and code < 0 else code
 
-    def end(self) -> None:
+    def end(self, within_s: float = STEP_END_S) -> None:
         """Have srun kill its tasks. (scancel with KILL would end the batch script too.)"""
-        if self._end_asked is None:
-            self._end_asked = time.monotonic()
+        if self._killed_at == math.inf:
+            self._killed_at = time.monotonic() + within_s
             self._process.terminate()
 
     def close(self) -> None:

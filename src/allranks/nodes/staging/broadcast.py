@@ -21,7 +21,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -188,13 +188,20 @@ StagingAnswers = dict[str, dict[str, Any]]
 
 @contextmanager
 def staged(
-    bundle: Bundle, allocation: Allocation, *, always: bool = False, method: str = "auto", log: Log = lambda _: None
+    bundle: Bundle,
+    allocation: Allocation,
+    *,
+    always: bool = False,
+    method: str = "auto",
+    log: Log = lambda _: None,
+    lost: Callable[[], Collection[str]] = tuple,
 ) -> Iterator[StageManifest]:
     """Yield what each node of the job must use; staged files are removed at the end of the context.
 
     Args:
         always: stage every part on every node, even if it has it (``cluster.stage: always``).
         method: ``sbcast``, ``stream`` (through srun), or ``auto``: sbcast, and stream if it fails.
+        lost: returns nodes that no longer answer, and on which nothing can be removed.
 
     Raises:
         RunFailed: a node did not answer, a part arrived damaged, or there is not enough space.
@@ -229,8 +236,8 @@ def staged(
             nodes=[node_stage(bundle, n, answers[n]["lacks"], answers[n]["folder"]) for n in allocation.nodes],
         )
     finally:
-        if touched:
-            _remove(bundle, allocation, touched, log)
+        if left := tuple(name for name in touched if name not in lost()):
+            _remove(bundle, allocation, left, log)
 
 
 def ask_nodes(bundle: Bundle, allocation: Allocation, *, always: bool = False) -> StagingAnswers:
