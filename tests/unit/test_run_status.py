@@ -89,3 +89,25 @@ def test_a_program_of_ones_own_has_no_checkpoints_to_go_on_from(broken_off: RunD
 def test_a_comparison_of_nothing_is_refused(broken_off: RunDir) -> None:
     code, said = verb("compare", str(broken_off.spec), "--strategies", " , ")
     assert code == 2 and "--strategies is empty" in said
+
+
+def test_runs_are_chosen_and_removed(broken_off: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = ["--run-root", str(broken_off.root.parent)]
+    for words, names in (
+        ([], ["t-1"]),
+        (["--status", "failed"], []),
+        (["--since", "1h"], ["t-1"]),
+        (["--size"], ["t-1"]),
+    ):
+        rows = json.loads(verb("runs", *root, "--json", *words)[1])
+        assert [row["run"] for row in rows] == names and all(row.get("bytes", 1) > 0 for row in rows)
+    assert json.loads(verb("runs", *root, "--since", "2999-01-01", "--json")[1]) == []
+    assert verb("runs", *root, "--since", "1x")[0] == 2
+    monkeypatch.setattr(Launcher, "is_running", lambda self, run, agents=None: True)
+    assert verb("runs", "rm", "t-1", "--yes", *root)[0] == 2 and broken_off.root.exists(), "it runs"
+    monkeypatch.undo()
+    (project := broken_off.root.parent / "project").mkdir()
+    (project / "spec.yaml").write_text("name: mine")
+    assert verb("runs", "rm", str(project), "--yes", *root)[0] == 2 and project.exists(), "not made by allranks"
+    assert CliRunner().invoke(cli, ["runs", "rm", "t-1", *root], input="n\n", standalone_mode=False).return_value == 1
+    assert verb("runs", "rm", "t-1", "--yes", *root)[0] == 0 and not broken_off.root.exists()

@@ -3,15 +3,31 @@
 
 from __future__ import annotations
 
+import os
+import time
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from allranks.cli.console import FittedColumn, print_fitted, table_console
-from allranks.cli.options import echo, json_option, print_json, root_option, run_argument, set_only_option
+from allranks.cli.options import (
+    complete_runs,
+    echo,
+    json_option,
+    print_json,
+    root_option,
+    run_argument,
+    set_only_option,
+)
 from allranks.errors import EXIT_FAILED, EXIT_OK, RequestError
-from allranks.utils.text import NO_VALUE, as_dicts, format_value
+from allranks.rundir.files import read_record
+from allranks.utils.text import NO_VALUE, as_dicts, finite_float, format_bytes, format_value
+
+if TYPE_CHECKING:
+    from allranks.rundir.paths import RunDir
 
 # key of a row, and its column; those with the highest `drop` are left out first in a narrow terminal
 COLUMNS = {
@@ -28,33 +44,122 @@ COLUMNS = {
 }
 
 
-@click.command("runs")
+STATUSES = ("running", "succeeded", "stopped", "failed", "unfinished")
+UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+class Age(click.ParamType):
+    """A length of time such as 90m, 12h, 7d or 2w, or a date; converted to seconds since 1970."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value).strip()
+        with suppress(ValueError):
+            if text[-1:] in UNITS_S and (amount := float(text[:-1])) >= 0:
+                return time.time() - amount * UNITS_S[text[-1]]
+            return datetime.fromisoformat(text).timestamp()
+        self.fail(f"{text!r} is neither a length of time (90m, 12h, 7d, 2w) nor a date (2026-11-29)", param, ctx)
+
+
+@click.group("runs", invoke_without_command=True)
+@click.option("--status", type=click.Choice(STATUSES), multiple=True, help="Only runs with this status; repeatable.")
+@click.option("--last", type=click.IntRange(min=1), metavar="N", help="Only the newest N of them.")
+@click.option("--since", type=Age(), metavar="TIME", help="Only runs started since: 90m, 12h, 7d, 2w ago, or a date.")
+@click.option("--size", is_flag=True, help="Show the size of each run on disk.")
 @root_option
 @json_option
-def runs_command(run_root: Path, as_json: bool) -> int:
-    """List the runs under the run root, oldest first."""
+@click.pass_context
+def runs_command(
+    ctx: click.Context,
+    status: tuple[str, ...],
+    last: int | None,
+    since: float | None,
+    size: bool,
+    run_root: Path,
+    as_json: bool,
+) -> int:
+    """List the runs under the run root, oldest first. `allranks runs rm RUN...` removes runs."""
     from allranks.launch.launchers import local_agents
     from allranks.rundir.paths import list_runs
 
-    agents = local_agents()
-    rows = [_run_row(run, agents) for run in list_runs(run_root)]
+    if ctx.invoked_subcommand is not None:
+        return EXIT_OK
+    agents, runs = local_agents(), list_runs(run_root)
+    if since is not None:
+        runs = [run for run in runs if _started(run) >= since]
+    rows = [(run, _run_row(run, agents)) for run in runs]
+    rows = [(run, row) for run, row in rows if not status or row["status"] in status][-(last or 0) :]
+    if size:
+        for run, row in rows:
+            row["bytes"] = folder_bytes(run.root)
+    shown = [row for _, row in rows]
     if as_json:
-        print_json(rows)
+        print_json(shown)
         return EXIT_OK
-    if not rows:
-        echo(f"no runs under {run_root.absolute()}")
+    if not shown:
+        echo(f"no {'such ' * bool(status or since)}runs under {run_root.absolute()}")
         return EXIT_OK
-    cells = [[_cell(key, row[key]) for key in COLUMNS] for row in rows]
-    for row, texts in zip(rows, cells, strict=True):
+    columns = COLUMNS | ({"bytes": FittedColumn("size", right=True)} if size else {})
+    cells = [[_cell(key, row[key]) for key in columns] for row in shown]
+    for row, texts in zip(shown, cells, strict=True):
         if row["compared"]:
             texts[list(COLUMNS).index("strategy")] = f"{len(row['compared'])} compared"
-    print_fitted(table_console(), list(COLUMNS.values()), cells, "; --json has all")
+    print_fitted(table_console(), list(columns.values()), cells, "; --json has all")
+    if size:
+        echo(f"{format_bytes(sum(row['bytes'] for row in shown))} in {len(shown)} run{'s' * (len(shown) != 1)}")
     return EXIT_OK
 
 
-def _run_row(run: Any, agents: set[str]) -> dict[str, Any]:
+def _started(run: RunDir) -> float:
+    """Return when a run was started last, as its request says; 0 if that cannot be read."""
+    return finite_float(read_record(run.run_args).get("launched_at")) or 0.0
+
+
+def folder_bytes(folder: Path) -> int:
+    """Return the space that the files of a folder take on disk; files with several names count once."""
+    sizes = dict[tuple[int, int], int]()
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # removed in the meantime
+                entry = os.lstat(f"{parent}/{name}")
+                sizes[entry.st_dev, entry.st_ino] = entry.st_blocks * 512
+    return sum(sizes.values())
+
+
+@runs_command.command("rm")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", shell_complete=complete_runs)
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@root_option
+def rm_command(runs: tuple[str, ...], yes: bool, run_root: Path) -> int:
+    """Remove RUNs with their checkpoints, after asking. A running one is never removed."""
+    import shutil
+
+    from allranks import api
+    from allranks.rundir.paths import find_run
+
+    folders = list({run.root: run for run in (find_run(name, run_root) for name in runs)}.values())
+    for run in folders:
+        # any folder with a spec.yaml is accepted as a run by other verbs; here it could be a user's project
+        if not (run.plan.is_file() and run.run_args.is_file() and run.events.is_dir()) or run.root.is_symlink():
+            raise RequestError(f"{run.root}: is not a run folder that allranks has made; nothing was removed")
+        if api.running(run):
+            raise RequestError(f"run {run.name} is running; end it first with: allranks cancel {run.name}")
+    for run in folders:
+        steps = run.checkpoint_steps()
+        kept = f", checkpoints of step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))}" if steps else ""
+        echo(f"{run.name}  {format_bytes(folder_bytes(run.root))}{kept}")
+    if not yes and not click.confirm(f"Remove {'it' if len(folders) == 1 else f'these {len(folders)} runs'}?"):
+        echo("nothing was removed", message=True)
+        return EXIT_FAILED
+    for run in folders:
+        shutil.rmtree(run.root)
+        echo(f"removed {run.root}")
+    return EXIT_OK
+
+
+def _run_row(run: RunDir, agents: set[str]) -> dict[str, Any]:
     from allranks.launch.launchers import launcher_of
-    from allranks.rundir.files import read_record
     from allranks.rundir.paths import status_of
 
     metrics = read_record(run.metrics)
@@ -93,6 +198,8 @@ def _requested(run: Any) -> dict[str, Any]:
 def _cell(key: str, value: Any) -> str:
     if value is None:
         return NO_VALUE
+    if key == "bytes":
+        return format_bytes(value)
     if key in ("model", "dataset"):
         return Path(str(value)).name if str(value).startswith(("/", "~", ".")) else str(value)
     if isinstance(value, float):
