@@ -13,7 +13,7 @@ import gzip
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from allranks.errors import AllranksError, CheckpointError, DataError, SpecError
 from allranks.nodes.preflight import check_request, check_rows
 from allranks.planning.planner import make_plan
 from allranks.spec import parse_spec
+from allranks.spec.records import ModelSpec
 from allranks.spec.validation import batch_warning, warmup_warning
 from allranks.train.data.prepared import PreparedData, prepare
 from allranks.utils.machine import Gpu, MachineFacts
@@ -70,35 +71,18 @@ def prepared(spec: Spec, *, classifier: bool = False) -> PreparedData:
     return prepare(parse_spec(spec), Path(spec["cluster"]["cache"]), classifier=classifier, log=print)
 
 
-def model_folder(folder: Path, *, classes: list[str] | None = None, head: bool = True, **changes: Any) -> Path:
+def model_folder(folder: Path, *, classes: Sequence[str] = (), head: bool = True) -> Path:
     """Save a tiny model with its tokenizer as a Hugging Face folder; a classifier if it has classes."""
-    from transformers import (
-        AutoModelForCausalLM,
-        AutoModelForMaskedLM,
-        AutoModelForSequenceClassification,
-        BertConfig,
-        MistralConfig,
-    )
+    from transformers import BertForMaskedLM
 
     from allranks.train.data.tokenization import train_tokenizer
+    from tests.dist.making import build_model
 
-    tokenizer = train_tokenizer([r["text"] for r in NEWS], 320, classifier=classes is not None)
-    if classes is None:
-        sizes = {
-            "hidden_size": 16,
-            "intermediate_size": 32,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-        }
-        model: Any = AutoModelForCausalLM.from_config(MistralConfig(vocab_size=len(tokenizer), **sizes, **changes))
-    else:
-        sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-        names = {"id2label": dict(enumerate(classes)), "label2id": {c: i for i, c in enumerate(classes)}}
-        kind = AutoModelForSequenceClassification if head else AutoModelForMaskedLM
-        model = kind.from_config(BertConfig(vocab_size=len(tokenizer), **sizes, **(names if head else {})))
-    tokenizer.save_pretrained(folder)
-    model.save_pretrained(folder)
+    tokenizer = train_tokenizer([r["text"] for r in NEWS], 320, classifier=bool(classes))
+    spec = ModelSpec(name="tiny:bert" if classes else "tiny:mistral")
+    model: Any = build_model(spec, tokenizer, dtype="float32", labels={c: i for i, c in enumerate(classes)}, seed=1)
+    for part in (tokenizer, model if head else BertForMaskedLM(model.config)):
+        part.save_pretrained(folder)
     return folder
 
 
@@ -106,19 +90,6 @@ def unlink(folder: Path, pattern: str) -> Path:
     for path in list(folder.glob(pattern)):
         path.unlink()
     return folder
-
-
-def with_chat(rows: list[dict[str, str]], *, reply: bool) -> str:
-    def messages(row: dict[str, str]) -> list[dict[str, str]]:
-        own = [{"role": "user", "content": row["instruction"]}, {"role": "assistant", "content": row["output"]}]
-        return own[: 1 + reply]
-
-    return lines([{"messages": messages(row)} for row in rows])
-
-
-def template(folder: Path, text: str) -> str:
-    (folder / "t.jinja").write_text(text)
-    return str(folder / "t.jinja")
 
 
 def eval_file(folder: Path, rows: list[dict[str, Any]]) -> Spec:
@@ -161,7 +132,11 @@ def leave_an_adapter(folder: Path) -> None:
 
 
 def with_template(words: str) -> Make:
-    return lambda folder: text_spec(folder, data={"template": template(folder, words)})
+    def make(folder: Path) -> Spec:
+        (folder / "t.jinja").write_text(words)
+        return text_spec(folder, data={"template": str(folder / "t.jinja")})
+
+    return make
 
 
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:46\nsize 12\n"
@@ -303,7 +278,7 @@ def test_b11_a_tokenizer_without_end_is_refused(tmp_path: Path) -> None:
 def test_b12_chats_for_a_tokenizer_without_chat_template_get_the_default_one(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "m")
     unlink(folder, "chat_template.jinja")
-    spec = text_spec(tmp_path, with_chat(ROWS, reply=True), model={"name": str(folder), "config": {}})
+    spec = text_spec(tmp_path, lines(CHATS), model={"name": str(folder), "config": {}})
     data = prepared(spec)
     assert data.facts.chat_template == "default"
     first = data.tokenizer.decode(data.train.ids[: data.train.offsets[1]])
