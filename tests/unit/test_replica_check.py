@@ -18,33 +18,22 @@ from tests.unit.test_plan import facts
 
 
 @pytest.mark.parametrize(
-    ("world", "shards", "replicated", "sets"),
+    ("shards", "replicated", "digests", "odd", "unsure"),
     [
-        (3, 3, True, [[0, 1, 2]]),
-        (1, 1, True, []),
-        (4, 4, False, []),
-        (6, 2, False, [[0, 2, 4], [1, 3, 5]]),  # HSDP on three nodes
-    ],
-)
-def test_ranks_with_the_same_weights(world: int, shards: int, replicated: bool, sets: list[list[int]]) -> None:
-    assert replica_sets(world, shards, replicated=replicated) == sets
-
-
-@pytest.mark.parametrize(
-    ("sets", "digests", "odd", "unsure"),
-    [
-        ([[0, 1, 2]], b"aaa", [], []),
-        ([[0, 1, 2]], b"aba", [1], []),
-        ([[0, 1]], b"ab", [], [[0, 1]]),
-        ([[0, 1, 2, 3]], b"aabb", [], [[0, 1, 2, 3]]),
-        ([[0, 1, 2]], b"abc", [], [[0, 1, 2]]),
-        ([[0, 2, 4], [1, 3, 5]], b"abacaa", [], [[1, 3, 5]]),
-        ([[0, 2, 4], [1, 3, 5]], b"abcbab", [2], []),
+        (3, True, b"aaa", [], []),
+        (3, True, b"aba", [1], []),
+        (2, True, b"ab", [], [[0, 1]]),
+        (4, True, b"aabb", [], [[0, 1, 2, 3]]),
+        (3, False, b"abc", [], []),  # no rank has a replica
+        (2, False, b"ababab", [], []),  # HSDP on three nodes
+        (2, False, b"abcbab", [2], []),
+        (2, False, b"abacaa", [], [[1, 3, 5]]),
     ],
 )
 def test_the_odd_rank_is_named_where_a_majority_agrees(
-    sets: Any, digests: bytes, odd: list[int], unsure: list[list[int]]
+    shards: int, replicated: bool, digests: bytes, odd: list[int], unsure: list[list[int]]
 ) -> None:
+    sets = replica_sets(len(digests), shards, replicated=replicated)
     assert odd_ranks(sets, [bytes([one]) for one in digests]) == (odd, unsure)
 
 
@@ -66,22 +55,14 @@ def test_the_sentence_gives_rank_host_and_a_restart(
 @pytest.mark.parametrize(
     ("strategy", "ranks", "said"),
     [
-        ({"name": "pytorch_ddp"}, 3, "the weights of 3 copies are compared every 50 steps"),
-        ({"name": "zero2"}, 2, "with two the wrong one cannot be told"),
-        ({"name": "zero3"}, 3, "nothing is compared, because no rank holds the weights of another: zero3"),
-        ({"name": "pytorch_zero3", "replicate": "none"}, 2, "nothing is compared"),
-        ({"name": "pytorch_ddp"}, 1, "one rank has none"),
+        ("pytorch_ddp", 3, "the weights of 3 copies are compared every 50 steps"),
+        ("zero2", 2, "with two the wrong one cannot be told"),
+        ("zero3", 3, "nothing is compared, because no rank holds the weights of another: zero3"),
+        ("pytorch_zero3", 2, "nothing is compared"),
+        ("pytorch_ddp", 1, "one rank has none"),
     ],
 )
-def test_the_plan_says_what_is_compared(strategy: dict[str, Any], ranks: int, said: str) -> None:
-    spec = parse_spec(
-        {
-            "model": {"name": "tiny:mistral"},
-            "data": {"source": "builtin:instructions"},
-            "strategy": strategy,
-            "cluster": {"procs_per_node": ranks},
-        }
-    )
-    assert (
-        said in str(verify_line(make_plan(spec, facts()), 50)) and verify_line(make_plan(spec, facts()), None) is None
-    )
+def test_the_plan_says_what_is_compared(strategy: str, ranks: int, said: str) -> None:
+    spec: dict[str, Any] = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}}
+    spec |= {"strategy": {"name": strategy}, "cluster": {"procs_per_node": ranks}}
+    assert said in str(verify_line(make_plan(parse_spec(spec), facts()), 50))

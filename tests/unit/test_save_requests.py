@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -75,15 +76,18 @@ def test_a_request_on_the_heartbeat_page_is_taken_once_and_before_a_due_save() -
     assert [requests.wanted() for _ in range(3)] == [REQUESTED, SCHEDULED, 0]
 
 
-@pytest.mark.parametrize("every", ["soon", "0s", "1m", "10", "1.5h", 0, 2.5, True])
-def test_other_intervals_are_refused_with_what_is_possible(every: Any) -> None:
-    with pytest.raises(SpecError, match=r"checkpoint\.every: expected a number of steps, auto, or a time such as"):
-        parse_spec({**TRAINING, "checkpoint": {"every": every}})
-
-
-def test_the_best_checkpoint_needs_steps() -> None:
-    checkpoint = {"every": "auto", "keep_best": True}
-    with pytest.raises(SpecError, match=r"checkpoint\.every is auto, eval\.every is 10; set checkpoint\.every: 10"):
+@pytest.mark.parametrize(
+    ("checkpoint", "said"),
+    [
+        *(
+            ({"every": every}, "checkpoint.every: expected a number of steps, auto, or")
+            for every in ("soon", "0s", 0, 2.5)
+        ),
+        ({"every": "auto", "keep_best": True}, "checkpoint.every is auto, eval.every is 10; set checkpoint.every: 10"),
+    ],
+)
+def test_other_intervals_are_refused_with_what_is_possible(checkpoint: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(said)):
         parse_spec({**TRAINING, "eval": {"every": 10}, "checkpoint": checkpoint})
 
 
@@ -93,9 +97,8 @@ def test_the_best_checkpoint_needs_steps() -> None:
         ({"every": "auto"}, "from the cost of a save, measured in the run, and one failure in 250 h"),
         ({"every": "auto", "mtbf_h": 24}, "one failure in 24 h"),
         ({"every": "10min"}, "checkpoint every 10min of wall time"),
-        ({"every": 10}, None),
+        ({"every": 10}, "None"),
     ],
 )
-def test_the_plan_says_what_decides(checkpoint: dict[str, Any], said: str | None) -> None:
-    line = checkpoint_line(parse_spec({**TRAINING, "checkpoint": checkpoint}), 4)
-    assert line is None if said is None else said in str(line)
+def test_the_plan_says_what_decides(checkpoint: dict[str, Any], said: str) -> None:
+    assert said in str(checkpoint_line(parse_spec({**TRAINING, "checkpoint": checkpoint}), 4))

@@ -45,24 +45,18 @@ def show_dry_run(run: PreparedRun, as_json: bool, *, full: bool = False) -> None
     from allranks.launch.restarts import restart_line
     from allranks.planning.replicas import verify_line
 
-    problem = sequence_problem(run)
+    saves, compared = (
+        checkpoint_line(run.spec, len(run.plan.nodes)),
+        verify_line(run.plan, run.spec.observe.verify_every),
+    )
+    lines, problem = (training_line(run.spec), saves, compared, restart_line(run.spec)), sequence_problem(run)
     show_plan(
         msgspec.structs.replace(run.plan, warnings=[*run.plan.warnings, problem]) if problem else run.plan,
         as_json,
         run.batch_script,
         run.fit,
         run.hand_commands,
-        "\n".join(
-            filter(
-                None,
-                (
-                    training_line(run.spec),
-                    checkpoint_line(run.spec, len(run.plan.nodes)),
-                    verify_line(run.plan, run.spec.observe.verify_every),
-                    restart_line(run.spec),
-                ),
-            )
-        ),
+        "\n".join(filter(None, lines)),
         full=full,
     )
 

@@ -38,7 +38,12 @@ def checkpoint(run: RunDir, *, wait: bool = True) -> int | None:
         RequestError: the run is not a training that is running.
         RunFailed: the run ended first, or saved nothing within the limit.
     """
-    _require_training(run)
+    if run.compare.exists():
+        raise RequestError(f"run {run.name} compares strategies, and keeps no checkpoints")
+    if load_plan(run).batch is None:
+        raise RequestError(
+            f"run {run.name} runs your own program, whose checkpoints allranks does not know; let the program save them"
+        )
     attempt, events = max(run.attempts(), default=0), run.events_of(0)
     offset = events.stat().st_size if events.exists() else 0
     try:
@@ -50,22 +55,12 @@ def checkpoint(run: RunDir, *, wait: bool = True) -> int | None:
     return _wait(run, attempt, offset) if wait else None
 
 
-def _require_training(run: RunDir) -> None:
-    if run.compare.exists():
-        raise RequestError(f"run {run.name} compares strategies, and keeps no checkpoints")
-    if load_plan(run).batch is None:
-        raise RequestError(
-            f"run {run.name} runs your own program, whose checkpoints allranks does not know; let the program save them"
-        )
-
-
 def _wait(run: RunDir, attempt: int, offset: int) -> int:
     """Return the step once a checkpoint is complete that rank 0 announced behind `offset` in its events."""
     limit, looked_at, ended = StopLimit(run, load_plan(run), LEAST_S), time.monotonic(), False
     while True:
         step = _announced(run, offset)
-        facts = read_record(run.checkpoint(step) / MANIFEST) if step is not None else {}
-        if step is not None and facts.get("mode") == "full":
+        if step is not None and read_record(run.checkpoint(step) / MANIFEST).get("mode") == "full":
             return step
         if ended:
             raise RunFailed(f"run {run.name} ended before the checkpoint was complete; see: allranks report {run.name}")

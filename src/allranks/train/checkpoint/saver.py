@@ -439,10 +439,7 @@ class CheckpointSchedule:
         if self.requests.saved(time.perf_counter() - started) and self._attempt.world.is_first:
             chosen = {"every_s": self.requests.every_s, "cost_s": self.requests.cost_s, "mtbf_h": self.requests.mtbf_h}
             self._attempt.events.write("checkpoint_interval", step=done, **chosen)
-            self._attempt.say(
-                f"checkpoint every {chosen['every_s']:.0f} s from now on: a save stops the training for "
-                f"{chosen['cost_s']:.2g} s, and one failure in {chosen['mtbf_h']:g} h is expected"
-            )
+            self._attempt.say(f"checkpoint every {self.requests.every_s:.0f} s from now on (checkpoint.every: auto)")
 
     def is_due(self, done: int) -> bool:
         """Return whether `save_due` has something to save after `done` steps."""
