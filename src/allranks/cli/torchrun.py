@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from allranks.planning.records import LaunchPlan
 
 LOOK_S = 0.1
+OPTIONS = {"script.grace_s": "--shutdown-timeout", "cluster.restarts.max": "--max-restarts"}
 PREFIX = "[${role_name}${local_rank}]:"  # torchrun's
 
 
@@ -122,7 +123,14 @@ class TorchrunView:
 
     def say(self, text: str) -> None:
         """Print a message of the launcher."""
-        echo(f"allranks: {text}", err=True)
+        _say(text)
+
+
+def _say(text: str) -> None:
+    """Print a message, which names keys of a spec where torchrun has options."""
+    for key, option in OPTIONS.items():
+        text = text.replace(key, option)
+    echo(f"allranks: {text}", err=True)
 
 
 @click.command("torchrun", cls=_Verbatim, add_help_option=False)
@@ -149,16 +157,16 @@ def _run(options: TorchrunOptions) -> int:
         return _report(result)
     code, message = result
     if message:
-        echo(f"allranks: {message}", err=True)
+        _say(message)
     return code
 
 
 def _report(result: RunResult) -> int:
     """Say how the run ended, and return torchrun's exit code."""
     if result.status != "succeeded":
-        echo(f"allranks: {result.message}", err=True)
+        _say(result.message)
     elif "loss_not_finite" in result.metrics:
-        echo(f"allranks: warning: {result.message}", err=True)
+        _say(f"warning: {result.message}")
     folder = Path(result.folder)
     here = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
     more = "" if result.status == "succeeded" else f"; more: allranks diagnose {here}"

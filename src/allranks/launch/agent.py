@@ -286,7 +286,7 @@ class Agent:
         }
         if own:
             for rank, variables in environments.items():
-                variables.update(own.environment(self._run.error_file(self._attempt, self._host, rank)))
+                variables.update(own.variables(self._run.error_file(self._attempt, self._host, rank)))
         if self._plan.grace_s is not None:
             self._guard = ProcessGuard(run_id, self._plan.grace_s)
         command = own.command if own else [sys.executable, "-u", "-m"]

@@ -64,21 +64,18 @@ class TorchrunSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What `allranks torchrun` hands to the agent of its node, whose command line may differ from that of other nodes.
 
     ``python`` runs ``program``, which has the keys of `ScriptSpec` and ``direct``: it is started itself, without
-    Python. ``address`` is MASTER_ADDR; the store gets another port if ``port`` is taken and not ``port_fixed``. ``torch``
-    is its version in ``python``, empty where it has none; without ``agent_store`` rank 0 opens the store itself.
+    Python. ``torch`` is its version in ``python``, empty where it has none. ``address`` is MASTER_ADDR; the store gets
+    another port if ``port`` is taken and not ``port_fixed``; without ``agent_store`` rank 0 opens it itself.
     """
 
     program: dict[str, Any]
-    args: list[str]
     python: str
+    torch: str
     run_id: str
-    role: str
-    max_restarts: int
-    signals: str
+    environment: dict[str, str]
     address: str
     port: int
     port_fixed: bool
-    torch: str
     agent_store: bool
 
     @property
@@ -88,15 +85,13 @@ class TorchrunSettings(msgspec.Struct, frozen=True, kw_only=True):
             return [sys.executable, "-u", "-m"]
         return [self.python, "-u", str(Path(__file__).with_name("rank_elsewhere.py"))]
 
-    def environment(self, error_file: Path) -> dict[str, str]:
+    def variables(self, error_file: Path) -> dict[str, str]:
         """Return the variables of a rank that differ from those of other runs."""
         return {
-            "ROLE_NAME": self.role,
-            "TORCHELASTIC_MAX_RESTARTS": str(self.max_restarts),
-            "TORCHELASTIC_SIGNALS_TO_HANDLE": self.signals,
+            **self.environment,
             "TORCHELASTIC_ERROR_FILE": str(error_file),
             "TORCHELASTIC_USE_AGENT_STORE": str(self.agent_store),
-            PROGRAM_VARIABLE: msgspec.json.encode({**self.program, "args": self.args}).decode(),
+            PROGRAM_VARIABLE: msgspec.json.encode(self.program).decode(),
         }
 
 

@@ -43,19 +43,20 @@ class NodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     def settings(self, address: str, port: int, *, port_fixed: bool, agent_store: bool) -> TorchrunSettings:
         """Return what the agent of this node is handed."""
         options = self.options
-        path, module = (None, options.program) if options.module else (options.program, None)
+        program = dict.fromkeys(("path", "module", "workdir")) | {"direct": options.direct, "args": options.args}
         return TorchrunSettings(
-            program={"path": path, "module": module, "workdir": None, "direct": options.direct},
-            args=options.args,
+            program=program | {"module" if options.module else "path": options.program},
             python=self.python,
+            torch=self.torch,
             run_id=str(uuid.uuid4()) if options.unnamed else options.run_id,
-            role=options.role,
-            max_restarts=options.max_restarts,
-            signals=options.signals,
+            environment={
+                "ROLE_NAME": options.role,
+                "TORCHELASTIC_MAX_RESTARTS": str(options.max_restarts),
+                "TORCHELASTIC_SIGNALS_TO_HANDLE": options.signals,
+            },
             address=address,
             port=port,
             port_fixed=port_fixed,
-            torch=self.torch,
             agent_store=agent_store,
         )
 
