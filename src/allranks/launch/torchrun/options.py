@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -30,16 +30,65 @@ rank, host, line and reason. Options and PET_* variables are torchrun's (docs/to
   --local-ranks-filter 0,1
   -m, --no-python, --run-path, --role NAME, --shutdown-timeout S
 """
-_VALUES: dict[str, str] = {
-    "nnodes": "1:1", "nproc-per-node": "1", "node-rank": "", "master-addr": "", "master-port": "",
-    "rdzv-backend": "static", "rdzv-endpoint": "", "rdzv-id": "none", "rdzv-conf": "", "max-restarts": "0",
-    "log-dir": "", "redirects": "0", "tee": "0", "local-ranks-filter": "", "role": "default", "shutdown-timeout": "",
-    "monitor-interval": "0.1", "start-method": "spawn", "event-log-handler": "null", "local-addr": "",
-    "signals-to-handle": "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "logs-specs": "", "numa-binding": "",
-    "duplicate-stdout-filters": "", "duplicate-stderr-filters": "",
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"\d{1,9}", text.strip()):
+        raise argparse.ArgumentTypeError(f"expected a number that is not negative, got {text!r}")
+    return int(text)
+
+
+def _number(text: str) -> int | None:
+    return _count(text) if text else None
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    low, _, high = text.partition(":")
+    bounds = _count(low), _count(high or low)
+    if not 0 < bounds[0] <= bounds[1]:
+        raise argparse.ArgumentTypeError(f"expected N, or MIN:MAX with 0 < MIN <= MAX, got {text!r}")
+    return bounds
+
+
+def _endpoint(text: str) -> tuple[str, int | None]:
+    """Return host and port; "" and None where they are not given."""
+    match = re.fullmatch(r"(?:\[([^\]]+)\]|([^:]*))(?::(\d*))?", text.strip())
+    if match is None:
+        return text.strip(), None
+    return match[1] or match[2], int(match[3] or 0) or None
+
+
+def _settings(text: str) -> dict[str, float]:
+    found = dict(re.findall(r"(join_timeout|last_call_timeout|timeout)=([^,]*)", text))
+    for name, value in found.items():
+        if not re.fullmatch(r"\d+(\.\d+)?", value.strip()):
+            raise argparse.ArgumentTypeError(f"{name}={value}: expected a number of seconds")
+    return {name: float(value) for name, value in found.items()}
+
+
+def _streams(text: str) -> dict[int, int]:
+    """Return 1 (standard output), 2 (error) or 3 (both) by local rank; the key -1 stands for all."""
+    if re.fullmatch(r"[0-3]", text):
+        return {-1: int(text)}
+    if not re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", text):
+        raise argparse.ArgumentTypeError(f"expected 0 to 3, or RANK:N,RANK:N with such numbers, got {text!r}")
+    return {int(rank): int(what) for rank, what in (part.split(":") for part in text.split(","))}
+
+
+def _ranks(text: str) -> list[int] | None:
+    return [_count(word) for word in text.split(",")] if text else None
+
+
+_OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "nnodes": ("1:1", _nodes), "nproc-per-node": ("1", str), "node-rank": ("", _number), "master-addr": ("", str),
+    "master-port": ("", _number), "rdzv-backend": ("static", str.lower), "rdzv-endpoint": ("", _endpoint),
+    "rdzv-id": ("none", str), "rdzv-conf": ("", _settings), "max-restarts": ("0", _count), "log-dir": ("", str),
+    "redirects": ("0", _streams), "tee": ("0", _streams), "local-ranks-filter": ("", _ranks), "role": ("default", str),
+    "shutdown-timeout": ("", _number), "signals-to-handle": ("SIGTERM,SIGINT,SIGHUP,SIGQUIT", str),
+    **dict.fromkeys(("monitor-interval", "start-method", "event-log-handler", "local-addr"), ("", str)),
 }  # fmt: skip
-"""Options with a value, and their defaults."""
-_FLAGS = ("standalone", "module", "no-python", "run-path", "virtual-local-rank")
+"""Options with a value: default, and what reads it. The last ones concern torchrun's own processes."""
+_FLAGS = ("standalone", "module", "no-python", "run-path")
 _SHORT = {"redirects": "-r", "tee": "-t", "module": "-m"}
 _REFUSED = {
     "logs-specs": "the logs of all ranks are always kept in the run folder",
@@ -51,9 +100,9 @@ _REFUSED = {
 
 
 class TorchrunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A checked command line. ``port`` is None, and ``node_rank`` too, where none was given.
+    """A checked command line. ``port`` and ``node_rank`` are None where none was given.
 
-    ``plain`` and ``prefixed`` are the local ranks whose output is shown; ``plain`` None: rank 0 of the job.
+    ``shown`` are the local ranks whose output is shown; None: rank 0 of the job.
     """
 
     program: str
@@ -68,8 +117,7 @@ class TorchrunOptions(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     port: int | None
     run_id: str
-    join_timeout_s: float
-    last_call_s: float
+    conf: dict[str, float]
     max_restarts: int
     log_dir: str
     role: str
@@ -89,10 +137,20 @@ class TorchrunOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether other nodes may take part."""
         return self.max_nodes > 1
 
+    @property
+    def join_timeout_s(self) -> float:
+        """Return how long nodes wait for each other."""
+        return self.conf.get("join_timeout", self.conf.get("timeout", 600.0))
+
+    @property
+    def last_call_s(self) -> float:
+        """Return how long more nodes than the fewest are waited for."""
+        return self.conf.get("last_call_timeout", 30.0)
+
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise RequestError(message.replace("training_script", "PROGRAM"))
+        raise RequestError(message.removeprefix("argument ").replace("training_script", "PROGRAM"))
 
     def format_help(self) -> str:
         return _HELP
@@ -105,123 +163,57 @@ def parse(args: Sequence[str], environ: Mapping[str, str]) -> TorchrunOptions:
         RequestError: an option is unknown, malformed or not supported.
     """
     parser = _Parser(prog="allranks torchrun")
-    for name, default in _VALUES.items():
-        own = environ.get(f"PET_{name.replace('-', '_').upper()}", default)
-        parser.add_argument(*_spellings(name), default=own)
+    pet = {name.removeprefix("PET_").lower(): value for name, value in environ.items() if name.startswith("PET_")}
+
+    def add(name: str, **more: Any) -> None:
+        key = name.replace("-", "_")
+        spellings = dict.fromkeys([*filter(None, [_SHORT.get(name)]), f"--{name}", f"--{key}"])
+        parser.add_argument(*spellings, **{**more, "default": pet.get(key, more["default"])})
+
+    for name, (default, kind) in _OPTIONS.items():
+        add(name, default=default, type=kind)
     for name in _FLAGS:
-        own = environ.get(f"PET_{name.replace('-', '_').upper()}", "0").lower() not in ("", "0", "false")
-        parser.add_argument(*_spellings(name), action="store_true", default=own)
+        add(name, action="store_const", const="1", default="0")
+    for name in _REFUSED:
+        more = {"action": "store_const", "const": "1"} if name == "virtual-local-rank" else {}
+        add(name, default="", **more)
     parser.add_argument("training_script")
     parser.add_argument("args", nargs=argparse.REMAINDER)
-    given = vars(parser.parse_args(list(args)))
-    return _checked({name.replace("_", "-"): value for name, value in given.items()}, environ)
-
-
-def _spellings(name: str) -> list[str]:
-    return list(dict.fromkeys([*filter(None, [_SHORT.get(name)]), f"--{name}", f"--{name.replace('-', '_')}"]))
-
-
-def _checked(given: dict[str, str], environ: Mapping[str, str]) -> TorchrunOptions:
+    given = parser.parse_args(list(args))
     for name, instead in _REFUSED.items():
-        if given[name]:
+        if getattr(given, name.replace("-", "_")) not in ("", "0"):
             raise RequestError(f"--{name} is not supported; {instead}")
-    if given["module"] and given["no-python"]:
+    for name in _FLAGS:
+        key = name.replace("-", "_")
+        setattr(given, key, getattr(given, key) not in ("", "0"))
+    return _checked(given, environ)
+
+
+def _checked(given: argparse.Namespace, environ: Mapping[str, str]) -> TorchrunOptions:
+    if given.module and given.no_python:
         raise RequestError("-m and --no-python exclude each other")
-    low, high = _nodes("1" if given["standalone"] and given["nnodes"] == "1:1" else given["nnodes"])
-    if given["standalone"]:  # one node, on any free port, whatever else was set
-        low = high = 1
-        given |= {"rdzv-backend": "c10d", "rdzv-endpoint": "", "master-addr": "", "master-port": ""}
-    backend = given["rdzv-backend"].lower()
+    (low, high), backend, (address, port) = given.nnodes, given.rdzv_backend, given.rdzv_endpoint
+    if given.standalone:  # one node, on any free port, whatever else was set
+        low, high, backend, address, port = 1, 1, "c10d", "", None
+    elif backend == "static" and not address:
+        address, port = given.master_addr.strip("[] "), given.master_port
     if high > 1 and backend not in DEFAULT_PORTS:
         raise RequestError(
             f"--rdzv-backend {backend} is not supported: allranks needs no such server. Use --rdzv-backend c10d and as "
             "--rdzv-endpoint HOST:PORT the first node and a free port there"
         )
-    address, port = _endpoint(given, backend)
     if high > 1 and not address:
         name = "--master-addr HOST or --rdzv-endpoint" if backend == "static" else "--rdzv-endpoint"
-        raise RequestError(f"--nnodes {given['nnodes']}: {name} HOST:PORT must name the first node")
-    conf = _settings(given["rdzv-conf"])
-    limit = _number(
-        "shutdown-timeout", given["shutdown-timeout"] or environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")
-    )
+        raise RequestError(f"--nnodes {high}: {name} HOST:PORT must name the first node")
+    grace_s = given.shutdown_timeout
     return TorchrunOptions(
-        program=given["training-script"],
-        args=list(given["args"]),
-        module=bool(given["module"]),
-        direct=bool(given["no-python"]) and not given["run-path"],
-        min_nodes=low,
-        max_nodes=high,
-        procs=given["nproc-per-node"],
-        node_rank=_number("node-rank", given["node-rank"]) if given["node-rank"] else None,
-        backend=backend,
-        address=address,
-        port=port,
-        run_id=given["rdzv-id"],
-        join_timeout_s=float(conf.get("join_timeout", conf.get("timeout", "600"))),
-        last_call_s=float(conf.get("last_call_timeout", "30")),
-        max_restarts=_number("max-restarts", given["max-restarts"]),
-        log_dir=given["log-dir"],
-        role=given["role"],
-        grace_s=limit,
-        tee=_streams("tee", given["tee"]),
-        redirects=_streams("redirects", given["redirects"]),
-        shown=_ranks(given["local-ranks-filter"]),
-        signals=given["signals-to-handle"],
-    )
-
-
-def _number(name: str, text: str) -> int:
-    if not re.fullmatch(r"\d{1,9}", text.strip()):
-        raise RequestError(f"--{name} {text}: expected a number that is not negative")
-    return int(text)
-
-
-def _nodes(text: str) -> tuple[int, int]:
-    low, _, high = text.partition(":")
-    bounds = _number("nnodes", low), _number("nnodes", high or low)
-    if not 0 < bounds[0] <= bounds[1]:
-        raise RequestError(f"--nnodes {text}: expected N, or MIN:MAX with 0 < MIN <= MAX")
-    return bounds
-
-
-def _endpoint(given: dict[str, str], backend: str) -> tuple[str, int | None]:
-    """Return host and port at which the nodes meet; "" and None where none is given."""
-    place = given["rdzv-endpoint"].strip()
-    if not place and backend == "static":
-        port = _number("master-port", given["master-port"]) if given["master-port"] else None
-        return given["master-addr"].strip("[] "), port
-    host, port_text = place, ""
-    if match := re.fullmatch(r"(?:\[([^\]]+)\]|([^:]*))(?::(\d*))?", place):
-        host, port_text = match[1] or match[2], match[3] or ""
-    port = _number("rdzv-endpoint", port_text) if port_text else None
-    return host, port or None
-
-
-def _settings(text: str) -> dict[str, str]:
-    pairs: dict[str, str] = {}
-    for part in filter(str.strip, text.split(",")):
-        name, _, value = part.partition("=")
-        pairs[name.strip()] = value
-    for name in ("join_timeout", "timeout", "last_call_timeout"):
-        if name in pairs and not re.fullmatch(r"\d+(\.\d+)?", pairs[name].strip()):
-            raise RequestError(f"--rdzv-conf {name}={pairs[name]}: expected a number of seconds")
-    return pairs
-
-
-def _streams(name: str, text: str) -> dict[int, int]:
-    """Return 1 (standard output), 2 (error) or 3 (both) by local rank; the key -1 stands for all."""
-    if re.fullmatch(r"[0-3]", text):
-        return {-1: int(text)}
-    if not re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", text):
-        raise RequestError(f"--{name} {text}: expected 0 to 3, or RANK:N,RANK:N with local ranks and such numbers")
-    return {int(rank): int(what) for rank, what in (part.split(":") for part in text.split(","))}
-
-
-def _ranks(text: str) -> list[int] | None:
-    if text and not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text):
-        raise RequestError(f"--local-ranks-filter {text}: expected local ranks, separated by commas")
-    return [int(word) for word in text.split(",")] if text else None
+        program=given.training_script, args=given.args, module=given.module,
+        direct=given.no_python and not given.run_path, min_nodes=low, max_nodes=high, procs=given.nproc_per_node,
+        node_rank=given.node_rank, backend=backend, address=address, port=port, run_id=given.rdzv_id,
+        conf=given.rdzv_conf, max_restarts=given.max_restarts, log_dir=given.log_dir, role=given.role,
+        grace_s=float(environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")) if grace_s is None else grace_s,
+        tee=given.tee, redirects=given.redirects, shown=given.local_ranks_filter, signals=given.signals_to_handle,
+    )  # fmt: skip
 
 
 def shown_ranks(options: TorchrunOptions, procs: int, *, first_node: bool) -> dict[int, bool]:
