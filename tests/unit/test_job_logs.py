@@ -56,7 +56,7 @@ def test_only_failed_tasks_of_an_array_are_read_and_a_missing_folder_is_said(tmp
     )
     names, notes = read(stub(tmp_path, scontrol=saying(tmp_path, text)), "22")
     assert names == {"a_0003"} and "2 of 3 tasks failed; only their logs are read" in notes
-    assert any("22_2" in note and f"{tmp_path}/gone/a_2" in note and "mkdir -p" in note for note in notes)
+    assert any("22_2" in note and note.endswith(f"mkdir -p {tmp_path}/gone") for note in notes)
 
 
 @pytest.mark.parametrize(
@@ -65,12 +65,15 @@ def test_only_failed_tasks_of_an_array_are_read_and_a_missing_folder_is_said(tmp
         ("sbatch job.sh", "", "o-%A_%a", "o-9_3"),  # 24.05 and later
         ("sbatch -N 2 --output=o-%x job.sh -o no", "", None, "o-job"),
         ("sbatch -W job.sh", '#!/bin/bash\n#SBATCH -e "e 1" -o "x %J" # why\n', None, "x 7"),
+        ("sbatch -o o-%j --wrap=echo it's\nhostname\n", "", None, "o-7"),
+        ("sbatch /tmp/copy/here.sh", "NONE", None, "of file"),
         ("sbatch job.sh", "NONE", None, "slurm-9_3.out"),
     ],
 )
 def test_older_jobs_are_found_in_accounting(
     tmp_path: Path, command: str, script: str, path: str | None, name: str
 ) -> None:
+    (tmp_path / "here.sh").write_text("#!/bin/sh\n#SBATCH -o 'of file'\n")
     row = ["9_3", "7", "job", "ann", "n[1-2]", str(tmp_path), command, "FAILED", "1:0", *([path, ""] if path else [])]
     rows = saying(tmp_path, SACCT_DELIMITER.join(row) + "\n")
     new = rows if path else "echo 'Invalid field requested: \"StdOut\"' >&2; exit 1"

@@ -17,8 +17,10 @@ from allranks.errors import EnvironmentNotAble, RequestError
 from allranks.nodes.slurm import answers
 from allranks.nodes.slurm.answers import JobFiles, NoAnswer
 from allranks.nodes.slurm.commands import ALIVE_STATES, Slurm
+from allranks.utils.inputs import read_regular
 
 MAX_NAMED = 5
+MAX_SCRIPT_BYTES = 4 << 20  # Slurm's own limit
 
 
 def diagnose_job(
@@ -62,8 +64,8 @@ def _recorded(slurm: Slurm, job: str) -> list[JobFiles]:
         return jobs
     delimiter = f"--delimiter={answers.SACCT_DELIMITER}"
     query = ("sacct", "--jobs", job, "--allocations", "--noheader", "--parsable2", delimiter)
-    for fields in ((*answers.SACCT_FILES, *answers.SACCT_PATHS), answers.SACCT_FILES):
-        listed = slurm.output(*query, f"--format={','.join(fields)}")
+    for fields in (answers.SACCT_FILES + answers.SACCT_PATHS, answers.SACCT_FILES):
+        listed = slurm.output(*query, f"--format={fields}")
         if listed and (jobs := answers.parse_sacct_files(listed)):
             return jobs
     if isinstance(shown, NoAnswer):
@@ -76,14 +78,21 @@ def _recorded(slurm: Slurm, job: str) -> list[JobFiles]:
 
 
 def _with_paths(slurm: Slurm, job: JobFiles) -> JobFiles:
-    """Take the paths from the options of sbatch where sacct has none, before 24.05."""
+    """Take the paths from the options of sbatch where sacct has none, before 24.05; the script may have changed."""
     if job.std_out is not None:
         return job
+    words = job.submit_line.split()[1:]  # sacct has no quotes
+    given, place = sbatch_options(words)
     script = slurm.output("sacct", "--jobs", job.label, "--batch-script") or ""
+    for name in (path for word in words[place : place + 1] for path in (word, Path(word).name)):
+        with suppress(OSError):
+            if "#SBATCH" not in script:
+                script = read_regular(Path(job.work_dir, name), MAX_SCRIPT_BYTES).decode(errors="replace")
     options: dict[str, str | None] = {}
-    for line in (*re.findall(r"(?m)^#SBATCH[ \t]+(.*)", script), job.submit_line.removeprefix("sbatch")):
+    for line in re.findall(r"(?m)^#SBATCH[ \t]+(.*)", script):
         with suppress(ValueError):  # an open quote
             options |= sbatch_options(shlex.split(line, comments=True))[0]
+    options |= given
     usual = "slurm-%A_%a.out" if "_" in job.label else "slurm-%j.out"
     return msgspec.structs.replace(job, std_out=options.get("output") or usual, std_err=options.get("error"))
 
@@ -95,7 +104,9 @@ def _why_no_log(job: JobFiles) -> str:
     if nodes is None:
         return f"it has not started; it will write to {path}"
     if job.submit_line:
-        return f"sacct does not know its log, and {path}, as sbatch's options imply, is not here; give the file instead"
+        return (
+            f"sacct does not know its log, and {path} is not here, which sbatch's options imply; give the file instead"
+        )
     if not path.parent.exists():
-        return f"the folder of its log {path} is not here; without it on {nodes}, the job fails at once: mkdir -p it"
+        return f"no log: {path.parent} is not here; if {nodes} lacks it too, the job failed at once: mkdir -p {path.parent}"
     return f"its log {path} is not on this machine; if it is on {nodes}, copy it and diagnose the copy"

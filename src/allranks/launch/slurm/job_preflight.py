@@ -18,8 +18,9 @@ from allranks.nodes.records import NodeRequirements, PreflightReport
 from allranks.nodes.slurm.allocations import Allocation
 from allranks.spec.records import RunSpec
 
-STOPS = ("probe", "net", "ifname", "reach", "gpus")
-SHOWN = (*STOPS, "shm", "files", "memlock", "p2p", "ib", "clock")
+STOPS = ("probe", "reach", "gpus")
+"""Checks that end the job. The script may still change variables, and nodes may have only IPv6 or routed networks."""
+SHOWN = (*STOPS, "net", "ifname", "shm", "files", "memlock", "p2p", "ib", "clock")
 
 
 def main() -> int:
@@ -39,7 +40,7 @@ def main() -> int:
         line = re.sub(r"--exclude-bad(, cluster\.slurm\.exclude)?", "sbatch --exclude", line)  # noqa: PLW2901
         _say(re.sub(r"cluster\.(env or cluster\.)?rendezvous\.interface", "the environment", line))
     bad = {r.host for r in reports for c in r.checks if not c.ok and c.blocks and c.name in STOPS}
-    if bad:
+    if bad and result.probes:  # else the step of the check itself could not start
         names = ", ".join(sorted(bad))
         _say(f"the job ends before its first command because of {names} (allranks sbatch --no-preflight: no check)")
         return EXIT_ENVIRONMENT

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import msgspec
 
+from allranks.analysis.diagnose.job_logs import MAX_SCRIPT_BYTES
 from allranks.analysis.lint import LintReport, lint
 from allranks.analysis.lint.command_options import sbatch_options
 from allranks.analysis.lint.files import SHELL_LINE
 from allranks.errors import EXIT_ENVIRONMENT
 from allranks.utils.inputs import read_regular
 
-MAX_SCRIPT_BYTES = 4 << 20  # Slurm's own limit, max_script_size
 WRAP_HEAD = "#!/bin/sh\n"
 CHECK = (
     "import runpy, sys; from importlib.util import find_spec; "

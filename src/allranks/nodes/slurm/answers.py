@@ -196,7 +196,7 @@ def _job(record: str) -> JobInfo | None:
 
 # Arguments of the script and a comment precede the files and may contain anything, so the last of each key counts.
 _FILES = re.compile(
-    r".*?JobName=(?P<name>.*?) UserId=(?P<user>[^(]*)\(.* WorkDir=(?P<work_dir>.*?)(?: (?:[A-Z][a-z]+)*Comment=.*)? "
+    r".*?JobName=(?P<name>.*?)(?: HetJobIdSet=\S+)? UserId=(?P<user>[^(]*)\(.* WorkDir=(?P<work_dir>.*?)(?: (?:[A-Z][a-z]+)*Comment=.*)? "
     r"StdErr=(?P<std_err>.*?) StdIn=.*? StdOut=(?P<std_out>.*?)(?: [A-Z][A-Za-z]*=|\s*$)"
 )
 
@@ -205,7 +205,8 @@ def parse_job_files(text: str) -> list[JobFiles]:
     """Parse output of ``scontrol show job --oneliner`` for the files of its jobs and tasks."""
     jobs = []
     for line in (" ".join(part.splitlines()) for part in _RECORD.split(text) if part.startswith("JobId=")):
-        if info := _job(line):
+        # Of a heterogeneous job, the first component runs the script.
+        if (info := _job(line)) and not re.match(r"JobId=\d+ HetJobId=\d+ HetJobOffset=[1-9]", line):
             task = re.match(r"JobId=\d+ ArrayJobId=(\d+) ArrayTaskId=(\S+)", line)
             files = _FILES.match(line)
             known = files.groupdict() if files else {"std_out": ""}
@@ -213,30 +214,33 @@ def parse_job_files(text: str) -> list[JobFiles]:
     return jobs
 
 
-SACCT_FILES = ("JobID", "JobIDRaw", "JobName", "User", "NodeList", "WorkDir", "SubmitLine", "State", "ExitCode")
-SACCT_PATHS = ("StdOut", "StdErr")  # since 24.05
+SACCT_FILES = "JobID,JobIDRaw,JobName,User,NodeList,WorkDir,SubmitLine,State,ExitCode"
+SACCT_PATHS = ",StdOut,StdErr"  # since 24.05
 SACCT_DELIMITER = "\x1f"
+_SACCT_NAMES = (
+    "label",
+    "raw",
+    "name",
+    "user",
+    "nodes",
+    "work_dir",
+    "submit_line",
+    "state",
+    "code",
+    "std_out",
+    "std_err",
+)
 
 
 def parse_sacct_files(text: str) -> list[JobFiles]:
     """Parse output of sacct with the fields `SACCT_FILES` and, if it has them, `SACCT_PATHS`."""
     jobs = []
-    for values in (line.split(SACCT_DELIMITER) for line in text.splitlines()):
-        row = dict(zip((*SACCT_FILES, *SACCT_PATHS), values, strict=False))
-        info = parse_sacct(f"{row.get('State')}|{row.get('ExitCode')}", row.get("JobIDRaw", ""))
-        if info is not None and len(values) >= len(SACCT_FILES):  # else a message: accounting storage is disabled
-            jobs.append(
-                JobFiles(
-                    info=msgspec.structs.replace(info, nodes=_known(row["NodeList"].replace("None assigned", ""))),
-                    label=row["JobID"],
-                    name=row["JobName"],
-                    user=row["User"],
-                    work_dir=row["WorkDir"],
-                    std_out=row.get("StdOut") or None,
-                    std_err=row.get("StdErr"),
-                    submit_line=row["SubmitLine"],
-                )
-            )
+    for record in re.split(r"\n(?=[^\x1f\n]+\x1f\d+\x1f)", text.rstrip("\n")):  # --wrap may have several lines
+        row = dict(zip(_SACCT_NAMES, record.split(SACCT_DELIMITER), strict=False))
+        info = parse_sacct(f"{row.pop('state')}|{row.pop('code')}", row.pop("raw")) if "code" in row else None
+        if info is not None:  # else a message, such as: accounting storage is disabled
+            nodes = _known(row.pop("nodes").replace("None assigned", ""))
+            jobs.append(JobFiles(info=msgspec.structs.replace(info, nodes=nodes), **row))
     return jobs
 
 
