@@ -43,7 +43,7 @@ def compare_command(spec: Path, strategies: str, repeats: int, sets: tuple[str, 
         comparing.every_strategy() if strategies == "all" else [s.strip() for s in strategies.split(",") if s.strip()]
     )
     preview = comparing.comparison_request(checked, names, repeats)
-    done = comparing.compare(checked, preview, _ProgressPrinter(table_console(130, stderr=as_json, quiet=as_json)))
+    done = comparing.compare(checked, preview, ProgressPrinter(table_console(130, stderr=as_json, quiet=as_json)))
     return show_comparison(done, as_json)
 
 
@@ -56,7 +56,7 @@ def show_comparison(done: Comparison, as_json: bool) -> int:
     return EXIT_OK if done.ok else EXIT_FAILED
 
 
-class _ProgressPrinter:
+class ProgressPrinter:
     """Print one line for each stage that begins."""
 
     def __init__(self, console: SafeConsole) -> None:

@@ -1,0 +1,128 @@
+"""``allranks sweep``: one spec with many settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from allranks.cli.options import any_path, echo, json_option, print_json, set_option
+from allranks.errors import EXIT_FAILED, EXIT_OK, RequestError
+
+if TYPE_CHECKING:
+    from allranks.experiments.sweep import Sweep
+
+
+@click.command("sweep")
+@click.argument("spec", type=any_path, metavar="SPEC|SWEEP")
+@click.option("--grid", multiple=True, metavar="KEY=V,V,...", help="Values of one key; several make all combinations.")
+@click.option("--list", "listed", type=any_path, metavar="FILE", help="File with the settings of one point a line.")
+@click.option("--again", is_flag=True, help="Run failed, diverged and refused points of a sweep once more.")
+@click.option("--show", is_flag=True, help="Show the table of a sweep, and write its page again; run nothing.")
+@set_option
+@json_option
+def sweep_command(
+    spec: Path,
+    grid: tuple[str, ...],
+    listed: Path | None,
+    again: bool,
+    show: bool,
+    sets: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """Run SPEC with each combination of settings, one after another, and rank the results by held-out loss.
+
+    With the folder of a sweep instead of SPEC it continues that sweep: finished points stay, a stopped one is resumed.
+    A failed point does not end the sweep. A run whose loss diverges is ended early.
+    """
+    from allranks.experiments.sweep import create_sweep, grid_points, open_sweep, run_sweep
+    from allranks.utils.inputs import read_lines
+
+    if spec.is_dir():
+        if grid or listed or sets:
+            raise RequestError(
+                f"{spec} is a folder: a sweep continues with its own settings; leave out --grid, --list, --set"
+            )
+        sweep = open_sweep(spec)
+    else:
+        if show or again:
+            raise RequestError("--show and --again need the folder of a sweep")
+        lines = [line.decode("utf-8", "replace") for line in read_lines(listed)] if listed else []
+        sweep = create_sweep(spec, sets, grid_points(grid, lines))
+    from allranks.cli.compare import ProgressPrinter
+    from allranks.cli.console import table_console
+
+    console = table_console(stderr=as_json, quiet=as_json)
+    console.say(f"sweep    {sweep.folder}, {len(sweep.points)} points")
+    finished = show or run_sweep(sweep, ProgressPrinter(console), again=again)
+    code = _report(sweep, as_json)
+    if not finished:
+        echo(f"the sweep was ended; continue it with: allranks sweep {sweep.folder}", message=True)
+    return code if finished else EXIT_FAILED
+
+
+def _report(sweep: Sweep, as_json: bool) -> int:
+    """Show the ranked table, and write the page of the points that have trained."""
+    import msgspec
+
+    from allranks.experiments.sweep import ranked, results_of
+
+    key, results = ranked(results_of(sweep))
+    page = _write_page(sweep, [result.run for result in results if result.run])
+    code = EXIT_OK if all(result.status == "succeeded" for result in results) else EXIT_FAILED
+    if as_json:
+        print_json({"folder": sweep.folder, "ranked_by": key, "points": msgspec.to_builtins(results)})
+        return code
+    from allranks.cli.console import FittedColumn, print_fitted, table_console
+    from allranks.utils.text import format_bytes, format_loss, format_rate, sanitize
+
+    columns = [
+        FittedColumn("point"),
+        FittedColumn("settings", fold_to=24),
+        FittedColumn("status"),
+        FittedColumn("held-out", right=True),
+        FittedColumn("train", right=True, drop=1),
+        FittedColumn("tokens/s", right=True, drop=2),
+        FittedColumn("memory", right=True, drop=3),
+    ]
+    rows = [
+        [
+            r.name,
+            sanitize(" ".join(r.sets), 200),
+            r.status,
+            format_loss(r.eval_loss),
+            format_loss(r.train_loss),
+            format_rate(r.tokens_per_s),
+            format_bytes(r.peak_memory_bytes),
+        ]
+        for r in results
+    ]
+    echo("")
+    print_fitted(table_console(), columns, rows, "; --json has all")
+    for r in results:
+        if r.status not in ("succeeded", "open", "stopped") and r.message:
+            echo(f"{r.name}  {sanitize(r.message, 300)}", message=True)
+    if page:
+        echo(f"page   {page}")
+    return code
+
+
+def _write_page(sweep: Sweep, runs: list[str]) -> Path | None:
+    """Write the comparison of all points with a run; None if there are fewer than two, or it cannot be written."""
+    from allranks.analysis.report.comparison_page import write_page
+    from allranks.analysis.report.run_comparison import compare_runs
+    from allranks.analysis.report.run_data import read_run_data
+    from allranks.rundir.paths import RunDir
+
+    folders = [Path(sweep.folder) / name for name in runs]
+    data: list[Any] = [read_run_data(RunDir(folder)) for folder in folders]
+    if len(data) < 2:
+        return None
+    page = Path(sweep.folder) / "sweep.html"
+    try:
+        write_page(compare_runs(data, [str(folder) for folder in folders]), page)
+    except OSError as error:
+        echo(f"the page cannot be written: {error.strerror}", message=True)
+        return None
+    return page

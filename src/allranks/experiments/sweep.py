@@ -1,0 +1,307 @@
+"""Run one spec with many settings, one after another: a grid or a list of points. It can be continued.
+
+The folder of a sweep has ``sweep.json`` and the run folder of each point. What became of a point stands in its run
+folder alone, so that a sweep that was interrupted anywhere continues with the points that have not succeeded.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from allranks.errors import AllranksError, RequestError
+from allranks.launch import preview, runs
+from allranks.launch.runs import NullObserver, Observer
+from allranks.rundir.files import read_json, read_record, write_json
+from allranks.rundir.paths import RunDir, create_run, list_runs
+from allranks.spec import RunSpec
+from allranks.utils.text import finite_float, finite_int
+
+RECORD = "sweep.json"
+SPEC = "sweep-spec.yaml"
+MAX_POINTS = 1000
+LOSS_WINDOW = 10
+DIVERGED_FACTOR = 1.5
+"""A point has diverged if the mean of its last losses is this many times the lowest such mean, and above the first."""
+
+
+class SweepPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of one point, as for ``--set``."""
+
+    name: str
+    sets: list[str]
+
+
+class Sweep(msgspec.Struct, frozen=True, kw_only=True):
+    """A request. ``sets`` apply to every point, `folder` holds spec and run folders."""
+
+    folder: str
+    sets: list[str]
+    points: list[SweepPoint]
+
+
+class PointResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a point: ``status`` of its run, ``diverged``, ``refused`` (not started) or ``open``."""
+
+    name: str
+    sets: list[str]
+    run: str | None
+    status: str
+    message: str
+    eval_loss: float | None = None
+    train_loss: float | None = None
+    steps: int | None = None
+    tokens_per_s: float | None = None
+    peak_memory_bytes: float | None = None
+
+
+def grid_points(grid: Sequence[str], lines: Iterable[str] = ()) -> list[SweepPoint]:
+    """Return the points of a grid, and of lines with one ``key=value ...`` each.
+
+    Args:
+        grid: ``key=value,value,...``; the product of all is taken. A value with a comma stands in brackets.
+
+    Raises:
+        RequestError: an item is malformed, a key is given twice, or there are too many points or none.
+    """
+    axes = dict[str, list[str]]()
+    for item in grid:
+        key, equals, values = item.partition("=")
+        parts = [part.strip() for part in _split(values)]
+        if not equals or not key.strip() or "" in parts:
+            raise RequestError(f"--grid {item!r}: expected key=value,value,..., such as train.lr=1e-4,3e-4")
+        if key in axes:
+            raise RequestError(f"--grid {key} is given twice; write all its values in one")
+        axes[key.strip()] = parts
+    if math.prod(map(len, axes.values())) > MAX_POINTS:
+        raise RequestError(
+            f"the grid has {math.prod(map(len, axes.values())):,} points; at most {MAX_POINTS:,} are run"
+        )
+    chosen = [[f"{k}={v}" for k, v in zip(axes, values, strict=True)] for values in itertools.product(*axes.values())]
+    listed = [line.split() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    for sets in listed:
+        if wrong := next((word for word in sets if "=" not in word), None):
+            raise RequestError(f"--list: {wrong!r} is not key=value; each line has the settings of one point")
+    sets_of_points = [*(chosen if axes else []), *listed]
+    if not sets_of_points:
+        raise RequestError(
+            "a sweep needs points: --grid train.lr=1e-4,3e-4, or --list FILE with one key=value ... a line"
+        )
+    if len(sets_of_points) > MAX_POINTS:
+        raise RequestError(f"{len(sets_of_points):,} points are requested; at most {MAX_POINTS:,} are run")
+    width = len(str(len(sets_of_points)))
+    return [SweepPoint(name=f"p{i:0{width}}", sets=sets) for i, sets in enumerate(sets_of_points, 1)]
+
+
+def _split(values: str) -> list[str]:
+    """Split at commas outside of brackets."""
+    parts, depth = [""], 0
+    for character in values:
+        depth += (character in "[{(") - (character in "]})")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def create_sweep(spec: Path, sets: Sequence[str], points: Sequence[SweepPoint]) -> Sweep:
+    """Check every point, and create the folder of a sweep.
+
+    Raises:
+        RequestError: the spec, or a point, is wrong; nothing was created.
+    """
+    base = preview.read_spec(spec, sets)
+    for point in points:
+        try:
+            preview.read_spec(spec, [*sets, *point.sets])
+        except AllranksError as error:
+            raise RequestError(f"point {point.name} ({' '.join(point.sets)}): {error}") from None
+    folder = create_run(base.run_root, f"{base.name}-sweep").root
+    for unused in list(folder.iterdir()):  # a sweep has no logs or events of its own
+        unused.rmdir()
+    shutil.copyfile(spec, folder / SPEC)
+    sweep = Sweep(folder=str(folder), sets=[*sets, *_absolute(base)], points=list(points))
+    write_json(folder / RECORD, msgspec.to_builtins(sweep))
+    return sweep
+
+
+def _absolute(base: RunSpec) -> list[str]:
+    """Return settings with absolute paths, because a sweep may be continued from another folder."""
+    values = {
+        "data.source": base.data and base.data.source,
+        "eval.source": base.eval.source,
+        "model.name": base.model and base.model.name,
+        "script.path": base.script and base.script.path,
+    }
+    return [f"{key}={Path(value).absolute()}" for key, value in values.items() if value and Path(value).exists()]
+
+
+def open_sweep(folder: Path) -> Sweep:
+    """Return the sweep of a folder.
+
+    Raises:
+        RequestError: it is not the folder of a sweep.
+    """
+    try:
+        sweep = msgspec.convert(read_json(folder / RECORD), Sweep)
+    except msgspec.ValidationError:
+        raise RequestError(f"{folder}: is not the folder of a sweep ({RECORD} is missing or damaged)") from None
+    return msgspec.structs.replace(sweep, folder=str(folder.absolute()))  # it may have been moved
+
+
+def results_of(sweep: Sweep) -> list[PointResult]:
+    """Return what became of each point so far, in the order of the points."""
+    by_name = {_point_name(run): run for run in list_runs(sweep.folder)}
+    refused = read_record(Path(sweep.folder) / "refused.json")
+    return [_result(point, by_name.get(point.name), refused.get(point.name)) for point in sweep.points]
+
+
+def ranked(results: Sequence[PointResult]) -> tuple[str, list[PointResult]]:
+    """Return by which loss the points are ranked, and the points, the best first and those without one last.
+
+    The held-out loss decides if every finished point has one, else the last train loss.
+    """
+    done = [r for r in results if r.status == "succeeded"]
+    key = "eval_loss" if done and all(r.eval_loss is not None for r in done) else "train_loss"
+
+    def order(result: PointResult) -> tuple[bool, float]:
+        value = getattr(result, key)
+        return (result.status != "succeeded" or value is None, math.inf if value is None else value)
+
+    return key, sorted(results, key=order)
+
+
+def _point_name(run: RunDir) -> str:
+    return run.name.partition("-")[0]
+
+
+def _result(point: SweepPoint, run: RunDir | None, refused: Any) -> PointResult:
+    if run is None:
+        status, message = ("refused", str(refused)) if refused else ("open", "")
+        return PointResult(name=point.name, sets=point.sets, run=None, status=status, message=message)
+    metrics = read_record(run.metrics)
+    diverged = (run.root / "diverged").exists()
+    status = "diverged" if diverged else str(metrics.get("status") or "unfinished")
+    return PointResult(
+        name=point.name,
+        sets=point.sets,
+        run=run.name,
+        status=status,
+        message=(run.root / "diverged").read_text() if diverged else str(metrics.get("message") or ""),
+        eval_loss=finite_float(metrics.get("eval_loss")),
+        train_loss=finite_float(metrics.get("train_loss_last")),
+        steps=finite_int(metrics.get("steps")),
+        tokens_per_s=finite_float(metrics.get("tokens_per_s")),
+        peak_memory_bytes=finite_float(metrics.get("peak_memory_bytes")),
+    )
+
+
+def run_sweep(sweep: Sweep, observer: Observer | None = None, *, again: bool = False) -> bool:
+    """Run the points that have not succeeded, one after another; return False if the user ended it.
+
+    A point that fails does not end the sweep. A stopped one is resumed, a diverged or failed one is left as it is.
+
+    Args:
+        again: run failed, diverged and refused points once more.
+    """
+    view = observer or NullObserver()
+    for number, point in enumerate(sweep.points, 1):
+        before = next(r for r in results_of(sweep) if r.name == point.name)
+        if before.status == "succeeded" or (before.status in ("failed", "diverged", "refused") and not again):
+            continue
+        view.say(f"point    {number} of {len(sweep.points)}: {' '.join(point.sets)}")
+        if not _run_point(sweep, point, before, view):
+            return False
+    return True
+
+
+def _run_point(sweep: Sweep, point: SweepPoint, before: PointResult, view: Observer) -> bool:
+    """Run or resume a point; return False if the user ended it."""
+    watch, folder = DivergenceWatch(view), Path(sweep.folder)
+    try:
+        if before.status in ("stopped", "unfinished") and before.run and RunDir(folder / before.run).checkpoint_steps():
+            result = runs.resume(before.run, run_root=folder, observer=watch)
+        else:
+            if before.run:
+                shutil.rmtree(folder / before.run)
+            sets = [*sweep.sets, *point.sets, f"name={point.name}", f"run_root={folder}"]
+            prepared = preview.prepare(folder / SPEC, sets)
+            run, plan = runs.create(prepared)
+            result = runs.launch(run, prepared.spec, plan, attempt=1, observer=watch)
+    except AllranksError as error:  # this point cannot run, such as one that does not fit in memory; others may
+        view.say(f"refused  {error}")
+        refused = read_record(folder / "refused.json") | {point.name: str(error)}
+        write_json(folder / "refused.json", refused)
+        return True
+    if watch.reason:
+        (Path(result.folder) / "diverged").write_text(watch.reason)
+        view.say(f"ended    {point.name}: {watch.reason}")
+    elif result.status == "stopped":
+        return False
+    else:
+        view.say(f"{result.status:8} {point.name}: {result.message if result.exit_code else _losses(result.metrics)}")
+    return True
+
+
+def _losses(metrics: dict[str, Any]) -> str:
+    known = {"held-out loss": metrics.get("eval_loss"), "train loss": metrics.get("train_loss_last")}
+    return ", ".join(f"{name} {value:.4f}" for name, value in known.items() if finite_float(value) is not None)
+
+
+class DivergenceWatch:
+    """Forward to another observer, and end a run whose loss is not finite or has risen for good."""
+
+    def __init__(self, view: Observer, end: Callable[[RunDir], object] | None = None) -> None:
+        self._view = view
+        self._end = end or (lambda run: runs.cancel(run, now=True))
+        self._run: RunDir | None = None
+        self._losses: list[float] = []
+        self._lowest = math.inf
+        self.reason = ""
+
+    def start(self, run_dir: RunDir, launch_plan: Any) -> None:
+        self._run = run_dir
+        if (show := getattr(self._view, "start", None)) is not None:
+            show(run_dir, launch_plan)
+
+    def say(self, text: str) -> None:
+        self._view.say(text)
+
+    def event(self, event: dict[str, Any]) -> None:
+        self._view.event(event)
+        if (
+            event.get("event") not in ("step", "progress")
+            or event.get("rank") != 0
+            or "loss" not in event
+            or self.reason
+        ):
+            return
+        step, loss = event.get("step"), finite_float(event["loss"])
+        if loss is None:
+            self._diverged(f"the loss is not finite at step {step}")
+            return
+        self._losses.append(loss)
+        if len(self._losses) < 2 * LOSS_WINDOW:
+            return
+        mean = sum(self._losses[-LOSS_WINDOW:]) / LOSS_WINDOW
+        self._lowest = min(self._lowest, mean)
+        if mean > DIVERGED_FACTOR * self._lowest and mean > self._losses[0]:
+            self._diverged(
+                f"the mean of the last {LOSS_WINDOW} losses, {mean:.3f} at step {step}, is above the first loss, and "
+                f"{mean / self._lowest:.1f} times the lowest mean"
+            )
+
+    def _diverged(self, reason: str) -> None:
+        self.reason = reason
+        if self._run is not None:
+            try:
+                self._end(self._run)
+            except AllranksError as error:  # it has ended by itself
+                self._view.say(f"note     {error}")
