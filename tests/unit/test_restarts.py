@@ -19,9 +19,11 @@ from allranks.launch.restarts import (
     restart_limit,
     restart_line,
 )
+from allranks.launch.slurm.liveness import smaller_request
 from allranks.nodes.preflight.runner import choose_nodes
 from allranks.rundir.paths import RunDir
 from allranks.spec import parse_spec
+from allranks.spec.records import ClusterSpec, SlurmSpec
 
 NODE, KILLED, OWN = "node_unhealthy", "rank_died", "application_error"
 TRAINING = {"model": {"name": "tiny:mistral"}, "data": {"source": "x"}}
@@ -71,7 +73,7 @@ def test_the_cause_decides(one: Restart, action: str, said: str) -> None:
         (KILLED, [], ["n4"], []),
         ("rdma_unreachable", [], ["n4"], []),
         ("collective_hang", ["n3", "n3"], ["n4"], ["n3"]),
-        ("collective_hang", ["n2", "n3"], ["n4"], []),
+        ("collective_hang", ["n2", "n3"], ["n4", "n5"], []),
         ("collective_mismatch", ["n3"], ["n4"], []),
     ],
 )
@@ -93,6 +95,13 @@ def test_suspects_are_used_last_and_ranks_keep_the_order_of_the_nodes() -> None:
     assert choose_nodes(names, 3, set()) == (["n1", "n2", "n3"], ["n4"])
     assert choose_nodes(names, 3, {"n2"}) == (["n1", "n3", "n4"], ["n2"])
     assert choose_nodes(names[:3], 3, {"n2"}) == (names[:3], [])
+
+
+@pytest.mark.parametrize(("usable", "nodes"), [(4, None), (3, 3), (2, 2), (1, None)])
+def test_a_job_is_requeued_with_fewer_spare_nodes_where_no_more_are_left(usable: int, nodes: int | None) -> None:
+    cluster = ClusterSpec(launcher="slurm", nodes=2, spares=2, slurm=SlurmSpec(cpus_per_task=8))
+    wanted = [f"NumNodes={nodes}", f"NumTasks={nodes}", f"NumCPUs={8 * nodes}"] if nodes else []
+    assert smaller_request(cluster, usable) == wanted
 
 
 def test_an_own_program_makes_progress_by_the_steps_that_it_reports(tmp_path: Path) -> None:

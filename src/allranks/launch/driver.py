@@ -217,7 +217,8 @@ class Driver:
             print_log_line(line)
         if bad := unusable_nodes(self._spec, found.reports):
             if len(where.hosts) - len(bad) < len(self._plan.nodes) and not self._spec.cluster.exclude_bad:
-                self._ending.requeue(self._spec, self._plan, attempt, stopped=False, lost=self._lost)
+                lost = self._lost and self._lost | self._ending.lost_nodes(report.host for report in bad)
+                self._ending.requeue(self._spec, self._plan, attempt, stopped=False, lost=lost)
                 require_usable_nodes(bad)
             found = self._without(bad, where)
         usable = [host for host in where.hosts if host in {report.host for report in found.reports}]

@@ -228,7 +228,7 @@ def handle_dead_driver(
     may_requeue = driver.get("restart", 0) < spec.cluster.slurm.max_requeues and not run.cancelled.exists()
     if sign == SILENT and node.lost and may_requeue and not slurm.try_requeue(job):
         if kept := slurm.try_exclude(
-            job, without, fewer_spares(spec.cluster, usable_without(slurm, spec.cluster, without))
+            job, without, *smaller_request(spec.cluster, usable_without(slurm, spec.cluster, without))
         ):
             logging.warning(
                 "Slurm does not exclude %s from the next start of job %s: %s", ", ".join(without), job, kept
@@ -257,9 +257,15 @@ def usable_without(slurm: Slurm, cluster: ClusterSpec, excluded: Sequence[str]) 
     return cluster.allocated_nodes if left is None else min(left, cluster.allocated_nodes)
 
 
-def fewer_spares(cluster: ClusterSpec, usable: int) -> int | None:
-    """Return with how many nodes a job starts again that gets fewer spare ones; None: with all that it asked for."""
-    return usable if cluster.nodes <= usable < cluster.allocated_nodes else None
+def smaller_request(cluster: ClusterSpec, usable: int) -> list[str]:
+    """Return the changes with which a job starts again with fewer spare nodes; empty if it needs none or has too few.
+
+    With as many CPUs as before, Slurm would give some of the nodes more than others.
+    """
+    if not cluster.nodes <= usable < cluster.allocated_nodes:
+        return []
+    cpus = usable * (cluster.slurm.cpus_per_task or 1)
+    return [f"NumNodes={usable}", f"NumTasks={usable}", f"NumCPUs={cpus}"]
 
 
 def _write_driver_record(run: RunDir, driver: Mapping[str, Any]) -> None:

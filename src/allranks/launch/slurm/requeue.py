@@ -11,7 +11,7 @@ from types import FrameType
 from allranks.errors import EXIT_FAILED
 from allranks.launch import restarts
 from allranks.launch.slurm.job import IN_ALLOCATION
-from allranks.launch.slurm.liveness import DriverRecord, examine_node, fewer_spares, print_log_line, usable_without
+from allranks.launch.slurm.liveness import DriverRecord, examine_node, print_log_line, smaller_request, usable_without
 from allranks.launch.supervisor import JobEnd, Supervisor
 from allranks.nodes.slurm.answers import JobInfo, why_signalled
 from allranks.nodes.slurm.commands import Slurm
@@ -186,7 +186,7 @@ class StopAndRequeue:
         if lost:
             evidence = "; ".join(f"node {host}: {text}" for host, text in lost.items())
             restarts.record_requeue(self._run, attempt, list(lost), evidence, own_program=plan.batch is None)
-        if lost and (kept := self._slurm.try_exclude(self._job, excluded, fewer_spares(self._cluster, usable))):
+        if lost and (kept := self._slurm.try_exclude(self._job, excluded, *smaller_request(self._cluster, usable))):
             print_log_line(f"Slurm does not exclude {', '.join(excluded)} from the next start: {kept}")
         deadline = time.monotonic() + REQUEUED_S
         while time.monotonic() < deadline:

@@ -256,19 +256,18 @@ class Slurm:
         """
         return self._refusal("scontrol", "requeue", job)
 
-    def try_exclude(self, job: str, nodes: Sequence[str], fewer: int | None = None) -> str:
+    def try_exclude(self, job: str, nodes: Sequence[str], *changes: str) -> str:
         """Exclude nodes from the next start of a job that was requeued. Slurm refuses this while the job is running.
 
         Args:
-            fewer: how many nodes the job then has; None: as many as before.
+            changes: of the job's request, as scontrol update takes them.
 
         Returns:
             Why it failed; empty on success.
         """
-        smaller = [] if fewer is None else [f"NumNodes={fewer}", f"NumTasks={fewer}"]
         deadline = time.monotonic() + EXCLUDE_S
         while True:
-            refused = self._refusal("scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(nodes)}", *smaller)
+            refused = self._refusal("scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(nodes)}", *changes)
             if not refused or time.monotonic() > deadline:
                 return refused
             time.sleep(EXCLUDE_POLL_S)
