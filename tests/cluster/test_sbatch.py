@@ -75,10 +75,17 @@ def test_an_error_of_lint_prevents_the_submission_unless_forced(box: Box, shared
 
 def test_a_node_that_fails_ends_the_job_before_its_first_command(box: Box, shared: Path) -> None:
     (shared / "good.sh").write_text(GOOD)
-    with injected(box, "cut-link", "n2"):
-        done = sbatch(shared, "--follow", "-w", "n[1-2]", "good.sh")
-    assert "job ends before its first command because of n2" in done.stdout and "slurm_script" not in done.stdout
-    assert "exit code 3" in done.stderr and "node_unhealthy" in done.stdout and "host n2" in done.stdout
+    job = sbatch(shared, "--hold", "--parsable", "-w", "n[1-2]", "good.sh").stdout.strip()
+    with injected(box, "cut-link", "n2"):  # only now: Slurm starts no job on a node that it knows to be silent
+        box.run(["scontrol", "release", job], cwd="/")
+        record = ended(box, job)
+    log = Path(record["StdOut"]).read_text()
+    assert record["ExitCode"] == "3:0" and "slurm_script" not in log
+    assert "the job ends before its first command because of n2" in log
+    done = subprocess.run(
+        [*ALLRANKS, "diagnose", "--job", job], capture_output=True, text=True, timeout=60, env=cli_environment()
+    )
+    assert "node_unhealthy" in done.stdout and "host n2" in done.stdout
 
 
 def test_ctrl_c_leaves_the_job_alone_and_an_array_is_not_followed(box: Box, shared: Path) -> None:
