@@ -78,7 +78,8 @@ def effective_training_time(
         launched_at: when the user started the run, or resumed it.
         program: the ranks run a user's own program, of which only the reported steps are known.
     """
-    attempts, before = [], 0
+    attempts: list[dict[str, Any]] = []
+    before = 0
     for span in _spans(ranks, records, launched_at):
         steps = _reported_steps(span.events) if program else _trained_steps(span.events)
         marks = _program_marks(span.events, steps) if program else _phase_marks(span.events)
@@ -86,7 +87,9 @@ def effective_training_time(
         before = max([before, *(step for _, step, _ in steps)])
     if not attempts:
         return None
-    totals = {key: round(sum(one[key] for one in attempts), 3) for key in ("wall_time_s", *(f"{k}_s" for k in KINDS))}
+    totals: dict[str, Any] = {
+        key: round(sum(one[key] for one in attempts), 3) for key in ("wall_time_s", *(f"{k}_s" for k in KINDS))
+    }
     unknown: tuple[str, ...] = ("evaluation_s", "checkpoint_s") if program else ()
     if program and not before:
         unknown = (*unknown, "productive_s", "repeated_s")
