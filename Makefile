@@ -4,6 +4,7 @@
 # make test    sets up .venv and runs the usual tests, on gloo ranks and on a cluster in a box too
 # make test-dist  those of them that run on gloo ranks
 # make test-all  all tests, the full matrices too (hours);  make test-all PART="unit chaos"  parts of it, see PARTS
+# make chaos   random faults with fixed seeds into runs that start again by themselves (hours);  make chaos SHARD=1/4
 # make gpu     proves it on one GPU, in at most 28 minutes and without network;  make gpu STAGE="correctness speed model"
 #              AGAIN=1 repeats what is recorded, DEVICE=cpu rehearses with tiny sizes, RESULTS=DIR writes elsewhere
 # make gpu-wheels HAVE=FREEZE FOR=3.12  downloads into .wheels what an offline machine lacks (see benchmarks/README.md)
@@ -22,7 +23,7 @@ PYTEST := $(VENV)/bin/python -m pytest
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: slurm help setup demo compare test test-dist test-all gpu gpu-wheels lint bench clean
+.PHONY: slurm help setup demo compare test test-dist test-all chaos gpu gpu-wheels lint bench clean
 
 help:
 	@sed -n 's/^# \(make.*\)/\1/p;s/^# \( *AGAIN.*\)/\1/p;s/^# \(TORCH.*\)/\1/p;s/^# \(JOBS.*\)/\1/p' Makefile
@@ -83,6 +84,11 @@ part-%: setup
 	    TEST_ALL=1 timeout 3600 $(PYTEST) -q --timeout 900 --last-failed --last-failed-no-failures none $($*) --junitxml=.test-all/$*.again.xml || code=$$?; \
 	  fi; echo $$code > .test-all/$*.code
 	@$(VENV)/bin/python scripts/record_tests.py $* .test-all/$*.xml benchmarks/results/test_all.json || true
+
+# Finished seeds are kept in .chaos and skipped.
+SHARD ?= 1/1
+chaos: setup slurm
+	@PYTHONPATH="$(CURDIR)/src:$(CURDIR)" $(VENV)/bin/python -m tests.chaos --shard $(SHARD)
 
 # The cluster in a box needs Slurm's own programs; where they cannot be installed its tests are skipped, and say so.
 slurm:

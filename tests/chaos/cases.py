@@ -14,13 +14,14 @@ UNSTARTED = (*NEVER, r"did not start")
 
 
 class Plant(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault inside the ranks; ``rank`` -1 means all, ``call`` 0 means each call of the place."""
+    """A fault inside the ranks; ``rank`` -1 means all, ``call`` 0 each call of the place, ``attempt`` -1 each attempt."""
 
     how: str
     where: str
     rank: int = -1
     call: int = 0
     seconds: float = 0.0
+    attempt: int = -1
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +53,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     resume: bool | None = None  # whether ``allranks resume`` must end with 0 afterwards; None: not tried
     requeue: bool = False  # whether the job may go back to the queue
     excluded: tuple[str, ...] = ()  # nodes that the job may exclude afterwards
+    restarts: bool = False  # whether the run may start again by itself, as is the default of users
     terminal: bool = False
     small_disk: bool = False
     defect: int = 0  # number of the reported defect that the case covers
@@ -65,7 +67,7 @@ def _drawn(name: str, world: int) -> dict[str, Any]:
 
 def blames(rank: int, world: int) -> tuple[str, ...]:
     """Patterns of messages that name another rank as the one that failed."""
-    return tuple(rf"rank {other} (on \S+ )?failed" for other in range(world) if other != rank)
+    return tuple(rf"rank {other} (on \S+ )?(failed|stalled)" for other in range(world) if other != rank)
 
 
 def _make(
@@ -150,17 +152,14 @@ RAISED, TEXT, MISSING = "planted by chaos", "the planted text of chaos", "no_suc
 
 def _local() -> list[Case]:
     make = partial(_make, "local")
-    cases = [_raised("local", where) for where in ("prepare", "build", "step", "eval", "save", "end")]
+    cases = [_raised("local", where) for where in ("step", "end")]
     nan = (Plant(how="nan", where="eval"),)
     often: dict[str, Any] = {"spec": {"eval": {"samples": 0, "every": 20}}, "bound_s": 60, "defect": 11}
     cases.append(Case(id="local-eval-nan", launcher="local", phase="planted", plants=nan, **ALL_RIGHT, **often))
     # ranks
     died: dict[str, Any] = {"says": r"rank RANK\b.*SIGKILL", "never": UNSTARTED, "blames_others": False}
     cases += [
-        make("joining rank KILL", 20, **died),
         make("training rank KILL", 20, **died, **RESUMED),
-        make("saving rank KILL", 20, **died, **RESUMED, **SAVING),
-        make("ending rank KILL", 20, **died, **ENDING),
         make("training rank STOP", 45, says=r"rank RANK\b", **HANGS, **RESUMED),
         make("training rank TERM", 20, says=STOPPED, **RESUMED),
     ]
@@ -170,7 +169,6 @@ def _local() -> list[Case]:
     cases += [
         make("start agent KILL", 20, defect=10, usual=True, **killed),
         make("training agent KILL", 20, defect=10, **killed, **RESUMED),
-        make("saving agent KILL", 20, defect=10, **killed, **RESUMED, **SAVING),
         make("ending agent KILL", 20, defect=10, codes=(0, 1), **killed, **ENDING),
         make("training agent STOP", 60, steps=FINITE, codes=(0, 1), says=r"(?i)agent", defect=10),
         make("training agent STOP", 20, suffix="+INT", actions=int_later, says=STOPPED, defect=10, **RESUMED),
@@ -198,12 +196,7 @@ def _local() -> list[Case]:
     full: dict[str, Any] = {"small_disk": True, "says": r"(?i)no space|free|disk"}
     sleeps = (Plant(how="sleep", where="step", rank=1, call=17),)
     named: dict[str, Any] = {**full, "says": r"(?i)rank 1\b", "plants": sleeps, "defect": 8, **HANGS, **RESUMED}
-    cases += [
-        make("start disk fill", 60, **full),
-        make("training disk fill", 60, **full, **RESUMED),
-        make("saving disk fill", 60, **full, **RESUMED, **SAVING),
-        make("planted disk fill", 60, suffix="+hang", **named),
-    ]
+    cases += [make("training disk fill", 60, **full, **RESUMED), make("planted disk fill", 60, suffix="+hang", **named)]
     lost: dict[str, Any] = {"never": UNSTARTED, "defect": 10}
     parts = ("logs", "events", "telemetry", "checkpoints")
     cases += [make(f"training files remove-{what}", 60, **ALL_RIGHT, **lost) for what in parts]
@@ -248,7 +241,6 @@ def _slurm() -> list[Case]:
         _program("slurm", "training", "exittext", TEXT),
         _program("slurm", "init", "exit0", LEFT),
         _raised("slurm", "step", nodes=3, defect=1),
-        _raised("slurm", "save"),
         *cases,
         make("staging command INT", 30, says=STOPPED),
         make("start command TERM", 45, says=STOPPED),
@@ -261,7 +253,6 @@ def _slurm() -> list[Case]:
         make("training agent:1 STOP", 90, **agent),
         make("training driver KILL", 60, **driver, **RESUMED),
         make("training driver STOP", 120, steps=FINITE, codes=(0, 1), says=r"(?i)driver", defect=10),
-        make("staging driver KILL", 60, **driver),
         make("training driver TERM", 60, says=STOPPED),
         make("training rank KILL", 45, nodes=3, says=r"rank RANK on NODE\b.*SIGKILL", blames_others=False),
         make("training rank STOP", 90, says=r"rank RANK on NODE\b", **HANGS),

@@ -1,5 +1,6 @@
 """Runs one case: starts the command, waits for the phase, does what the case says, and looks at what came of it."""
 
+import hashlib
 import json
 import os
 import pty
@@ -24,9 +25,12 @@ import yaml
 
 from allranks.lab.cluster import Box, BoxOptions, down, up
 from allranks.lab.cluster.box import box_names
-from allranks.lab.cluster.faults import heal, inject
+from allranks.lab.cluster.faults import heal, inject, injected, write_hosts
 from allranks.nodes.slurm.endpoints import NAME_VARIABLE
+from allranks.rundir.events import read_events
+from tests.chaos import trials
 from tests.chaos.cases import SAVE_EVERY, Action, Case
+from tests.chaos.trials import Result, Seen, Trial
 from tests.conftest import REPO
 from tests.dist.harness import ALLRANKS, fill_disk, rows_spec
 
@@ -114,6 +118,11 @@ class Cluster(Place):
         words = ["sbatch", "--parsable", f"--job-name={BLOCKER}", "--nodes=3", "--exclusive", "--output=/dev/null"]
         done = self.box.run([*words, "--wrap", "sleep 600"], cwd="/")
         assert done.returncode == 0, done.stderr
+
+    def heal(self) -> None:
+        heal(self.box)
+        for node in self.box.node_names:
+            write_hosts(self.box, node, self_loopback=False)
 
     def job_record(self, job: str) -> dict[str, str]:
         shown = self.box.run(["scontrol", "--oneliner", "show", "job", job], cwd="/").stdout
@@ -252,18 +261,41 @@ class PhaseNotReached(AssertionError):
 
 def run_case(case: Case, box: Cluster | None = None) -> Outcome:
     """Run a case to its end and judge it. `box` is needed for cases of Slurm."""
+    with running(case, box) as one:
+        seen = one.to_end()
+        return msgspec.structs.replace(seen, reasons=(*seen.reasons, *judge(case, seen)))
+
+
+def run_trial(of: Trial, weights: str, box: Cluster | None = None) -> Result:
+    """Run a trial to its end and judge it against the final weights of an undisturbed run."""
+    with running(of.case, box) as one:
+        end = one.to_end()
+        return trials.judge(of, one.seen(end, skewed=of.skewed), weights, end.seconds)
+
+
+def undisturbed_weights(strategy: str, launcher: str, box: Cluster | None = None) -> str:
+    """The digest of the final weights of an undisturbed run."""
+    case = trials.undisturbed(strategy, launcher)
+    with running(case, box) as one:
+        end = one.to_end()
+        weights = one.seen(end).weights
+        assert end.code == 0 and weights, f"{case.id}: {end.code}\n{end.shown}"
+        return weights
+
+
+@contextmanager
+def running(case: Case, box: Cluster | None) -> "Iterator[Running]":
     with ExitStack() as stack:
         folder = stack.enter_context(case_folder(small_disk=case.small_disk))
         place: Place
         if case.launcher == "slurm":
             assert box is not None
             place = box
-            for restore in (box.clear, partial(heal, box.box), partial(end_processes, folder)):  # the last one first
+            for restore in (box.clear, box.heal, partial(end_processes, folder)):  # the last one first
                 stack.callback(restore)
         else:
             place = stack.enter_context(closing(Machine()))
-        seen = Running(case, place, folder).to_end()
-        return msgspec.structs.replace(seen, reasons=(*seen.reasons, *judge(case, seen)))
+        yield Running(case, place, folder)
 
 
 class Running:
@@ -274,6 +306,7 @@ class Running:
         self._out = folder / "out.txt"
         self._copier: threading.Thread | None = None
         self._closing = threading.Event()
+        self._acted_at: list[float] = []
         (folder / "spec.yaml").write_text(yaml.safe_dump(self._spec()))
 
     def to_end(self) -> Outcome:
@@ -290,6 +323,7 @@ class Running:
             began = time.monotonic()
             for i, action in enumerate(self._case.actions):
                 time.sleep(action.after_s if i else 0)
+                self._acted_at.append(time.time())
                 self._act(action)
         except PhaseNotReached as error:
             problem = str(error)
@@ -315,7 +349,7 @@ class Running:
         cluster: dict[str, Any] = {
             "launcher": case.launcher, "nodes": case.nodes, "procs_per_node": case.ranks,
             "env": {"OMP_NUM_THREADS": "1"}, "cache": str(folder / "cache"),
-            "restarts": {"max": 0},
+            "restarts": {"max": None if case.restarts else 0},
         }  # fmt: skip
         if any(a.target == "scontrol" for a in case.actions) or "scontrol" in case.id:
             cluster["setup"] = [f"export PATH={self._broken_scontrol()}:$PATH"]
@@ -345,7 +379,7 @@ class Running:
         if plants:
             env["PYTHONPATH"] = f"{PLANTED}{os.pathsep}{env['PYTHONPATH']}"
             env["CHAOS_MARKS"] = str(self._marks)
-            pace = {"how": "pace", "where": "step", "rank": -1, "call": 0, "seconds": PACE_S}
+            pace = {"how": "pace", "where": "step", "rank": -1, "call": 0, "seconds": PACE_S, "attempt": -1}
             env["CHAOS"] = json.dumps([pace, *(msgspec.to_builtins(p) for p in self._case.plants)])
         if not terminal:
             with self._out.open("ab") as out:
@@ -386,14 +420,18 @@ class Running:
             "training": lambda: self._steps_done() >= self._case.step,
             "saving": lambda: self._marked("save"),
             "ending": lambda: self._marked("end"),
+            "evaluating": lambda: self._marked("eval"),
+            "fault": lambda: self._marked("fault"),
+            "started": lambda: True,
             "planted": self._planted,
         }
-        deadline = time.monotonic() + PHASE_LIMIT_S
+        limit_s = PHASE_LIMIT_S * (2 if self._case.restarts else 1)
+        deadline = time.monotonic() + limit_s
         while not holds[phase]():
-            if self._process.poll() is not None and (phase != "planted" or not self._planted()):
+            if self._process.poll() is not None and not holds[phase]():
                 raise PhaseNotReached(f"the run ended before the phase {phase}")
             if time.monotonic() > deadline:
-                raise PhaseNotReached(f"the phase {phase} was not reached in {PHASE_LIMIT_S:.0f} s")
+                raise PhaseNotReached(f"the phase {phase} was not reached in {limit_s:.0f} s")
             time.sleep(POLL_S)
 
     def _planted(self) -> bool:
@@ -428,6 +466,12 @@ class Running:
         elif what.startswith("remove-"):
             assert self._run is not None
             shutil.rmtree(self._run / what.removeprefix("remove-"), ignore_errors=True)
+        elif what == "damage":
+            assert self._run is not None
+            newest = max(self._run.glob("checkpoints/step-*"), key=lambda p: int(p.name[5:]))
+            file = max((p for p in newest.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+            content = file.read_bytes()
+            file.write_bytes(content[: len(content) // 2] + bytes(64) + content[len(content) // 2 + 64 :])
         elif what == "fill":
             fill_disk(self._folder / "runs")
         elif what in ("cancel", "cancel-now"):
@@ -456,6 +500,19 @@ class Running:
             box.run(["scontrol", "update", f"JobId={self._job()}", "TimeLimit=60"], cwd="/")
         elif name == "node":
             inject(box, "kill-node", node)
+        elif name == "names":
+            box.folder.hosts(node).write_text("127.0.0.1 localhost\n")
+        elif name == "folder":
+            inject(box, "hide-folder", node, path=str(self._folder / "runs"))
+        elif action.what == "down":
+            inject(box, "interface-down", node)
+        elif action.what == "slow":
+            inject(box, "slow-link", node, rate="2mbit")
+        elif action.what == "flap":
+            for _ in range(3):
+                with injected(box, "cut-link", node):
+                    time.sleep(1.5)
+                time.sleep(1.5)
         else:
             inject(box, f"{action.what}-{name}", node)
 
@@ -500,6 +557,29 @@ class Running:
                 return tuple(found[:6])
             time.sleep(0.3)
 
+    def seen(self, end: Outcome, skewed: int | None = None) -> Seen:
+        """What a trial is judged by; the clock of the rank `skewed` is wrong."""
+        run, decided = self._run, self._read("restarts.json")
+        final = sorted(run.glob(f"checkpoints/step-{self._case.steps}/*model*.safetensors")) if run else []
+        marks = [path.stat().st_mtime for path in self._marks.glob("fault.*")]
+        faults = sorted([*marks, *self._acted_at])
+        return Seen(
+            ended=end.ended, injected=bool(faults) or self._case.phase == "started", code=end.code,
+            message=end.message, shown=end.shown, left=end.left,
+            attempts=len(list(run.glob("logs/attempt-*"))) if run else 0,
+            first_verdict=decided[0]["message"] if isinstance(decided, list) and decided else "",
+            weights=hashlib.sha256(b"".join(path.read_bytes() for path in final)).hexdigest() if final else "",
+            recovery_s=self._recovery_s(faults[0], 1 if skewed == 0 else 0) if faults else None,
+        )  # fmt: skip
+
+    def _recovery_s(self, fault_at: float, rank: int) -> float | None:
+        """Seconds from the fault to the first step of a later attempt, or, in a run with one attempt, the next step."""
+        events = list(read_events(self._run / "events" / f"rank{rank}.jsonl")) if self._run else []
+        again = [e["time"] for e in events if e["event"] == "start" and e["time"] > fault_at]
+        since = again[0] if again else fault_at
+        times = [e["time"] for e in events if e["event"] == "step" and e["time"] > since]
+        return round(times[0] - fault_at, 1) if times else None
+
     def _read(self, name: str) -> dict[str, Any]:
         try:
             return json.loads((self._run / name).read_text()) if self._run else {}
@@ -525,7 +605,7 @@ class Running:
     def _free(self) -> None:
         (self._folder / "runs" / "filler").unlink(missing_ok=True)
         if isinstance(self._place, Cluster):
-            heal(self._box())
+            self._place.heal()
 
     def _resume(self) -> int | None:
         """The exit code of ``allranks resume`` for some more steps."""

@@ -115,7 +115,9 @@ def finalize_run(
     if status != "succeeded":
         metrics |= {"message": message, "failure": msgspec.to_builtins(failure_of(run, message))}
         by_user = end is not None and (end.requested or (bool(end.stopped) and not end.lost))
-        if status == "failed" and restarts_before is not None and not by_user:
+        # ranks whose agent is lost save a checkpoint and stop, which no user has asked for
+        ended_badly = status == "failed" or (status == "stopped" and ended.lost_agent)
+        if ended_badly and restarts_before is not None and not by_user:
             restart = restarts.decide_and_record(
                 run, spec, attempt, metrics, restarts_before, spares, lost, restart_problem
             )
@@ -195,7 +197,7 @@ class _EndedAttempt:
         self.driver = read_record(run.driver)
         self._end = _with_records(run, attempt, end)
         agents = "; ".join(f"the agent on {agent.host} is gone: {agent.why}" for agent in end.lost[:4])
-        self._lost = agents or get_launcher(plan.launcher).describe_lost_driver(run, scheduler)
+        self.lost_agent = agents or get_launcher(plan.launcher).describe_lost_driver(run, scheduler)
         self._cancelled = self._describe_cancellation()
 
     def verdict(self) -> tuple[str, str, int]:
@@ -208,7 +210,7 @@ class _EndedAttempt:
         stops = self._all("stop")
         if all_done and not self._own_program and (stops or (end.stopped and done < world)):
             why = end.stopped or ("interrupted" if self._interrupted else next(iter(end.reasons), ""))
-            return self._stopped(stops, self._lost or why)
+            return self._stopped(stops, self.lost_agent or why)
         culprit = self._first_failure()
         if all_done and (self._code == 0 or culprit is None):
             early = early_stop(self._events.get(0, []))
@@ -234,12 +236,12 @@ class _EndedAttempt:
             return f"{text}; {rest}", EXIT_FAILED
         if verdict and not any(e["time"] < noticed for e in self._all("error") if not e.get("echo")):
             return f"{verdict}. Evidence: {self._run.hang(self._attempt)}", EXIT_FAILED
-        if self._lost and (culprit is None or culprit.echo):
-            return f"{self._lost}{self._how_to_continue()}", EXIT_FAILED
+        if self.lost_agent and (culprit is None or culprit.echo):
+            return f"{self.lost_agent}{self._how_to_continue()}", EXIT_FAILED
         if culprit is None:
             return self._without_failed_rank()
         text = self._describe_failure(culprit)
-        if self._end.stopped and not self._lost:
+        if self._end.stopped and not self.lost_agent:
             text = f"{text}. A stop had been requested: {self._end.stopped}"
         return text, culprit.exit_code if culprit.known else EXIT_FAILED
 
@@ -304,7 +306,7 @@ class _EndedAttempt:
         log = f". Log: {logs[culprit.rank]}" if culprit.rank in logs else ""
         if culprit.message == f"ended with {culprit.cause}":  # and nothing says why
             low = filesystem.low_space_text(self._run.root)
-            log += f". {low}, which may be why the rank recorded no reason" if low else ""
+            log = (f". {low}, which may be why the rank recorded no reason" if low else "") + log
         if culprit.known:
             return f"{culprit.message.rstrip('.')}{log if culprit.exit_code == EXIT_FAILED else ''}"
         name = "" if culprit.cause in culprit.message else f"{culprit.cause}: "

@@ -6,6 +6,7 @@ recorded in ``restarts.json`` of the run folder, so that a restart never hides t
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -172,7 +173,7 @@ def decide(
         cause=cause,
         reason=reason,
         failure=name,
-        message=message.partition(". Log: ")[0].partition(". Continue after step ")[0].rstrip("."),
+        message=re.split(r"\. Log: |\. Continue after step |; a full checkpoint is in ", message)[0].rstrip("."),
         rank=failure.get("rank"),
         host=failure.get("host"),
         after_step=after_step,

@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 PLACES = {
+    "join": ("allranks.train.distributed", "", "join_process_group"),
     "prepare": ("allranks.train.worker", "Worker", "_prepare"),
     "build": ("allranks.train.worker", "Worker", "_prove"),
     "step": ("allranks.train.tasks", "", "collate"),
@@ -72,6 +73,11 @@ class Finder(importlib.abc.MetaPathFinder):
 
 
 if os.environ.get("CHAOS") and "RANK" in os.environ:
-    _mine = [x for x in json.loads(os.environ["CHAOS"]) if x["rank"] in (-1, int(os.environ["RANK"]))]
+    _attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    _mine = [
+        x
+        for x in json.loads(os.environ["CHAOS"])
+        if x["rank"] in (-1, int(os.environ["RANK"])) and x["attempt"] in (-1, _attempt)
+    ]
     if _mine:
         sys.meta_path.insert(0, Finder(_mine))

@@ -37,7 +37,7 @@ _ENDINGS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("host_oom", r"\b(?:says|ended as) OUT_OF_ME|out-of-memory killer has ended a process"),
         (
             "node_unhealthy",
-            r"the agent on (?P<host>[^\s:;]+) is gone|because a node failed|\b(?:says|ended as) (?:NODE_FAIL|BOOT_FAIL)",
+            r"the agent on (?:this machine|(?P<host>[^\s:;]+)) is gone|because a node failed|\b(?:says|ended as) (?:NODE_FAIL|BOOT_FAIL)",
         ),
         (
             "slurm_cancelled",

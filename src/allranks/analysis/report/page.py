@@ -288,7 +288,12 @@ def _attempt_bars(effective: dict[str, Any]) -> Bars | None:
     shown = [kind for kind in TIME_PARTS if finite_float(effective.get(f"{kind}_s"))]
     note = f"{text.format_percent(effective.get('share'))} of {text.format_duration(effective.get('wall_time_s'))} was "
     note += "training that counts. Repeated: steps trained again. Restart: from the verdict to the ranks' next start."
-    return Bars("Wall time of the attempts", bars, [(kind.replace("startup", "start-up"), TIME_PARTS[kind]) for kind in shown], note)
+    return Bars(
+        "Wall time of the attempts",
+        bars,
+        [(kind.replace("startup", "start-up"), TIME_PARTS[kind]) for kind in shown],
+        note,
+    )
 
 
 def time_budget(data: RunData) -> Bars | None:
