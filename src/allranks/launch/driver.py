@@ -22,6 +22,7 @@ import msgspec
 from allranks.errors import EXIT_FAILED, AllranksError, EnvironmentNotAble
 from allranks.launch.channel_protocol import CHANNEL_VARIABLE
 from allranks.launch.launchers import agent_command, agent_words, write_attempt_args
+from allranks.launch.notification import notify
 from allranks.launch.outcome import events_of_attempt, finalize_run
 from allranks.launch.rendezvous import LOOPBACK, NodeAddress, Rendezvous, control_port, own_address_towards
 from allranks.launch.restarts import Restart, restart_limit, resume_args
@@ -458,6 +459,7 @@ class Driver:
         result = finalize_run(
             self._run, self._spec, self._plan, code, end=end, restarts_before=before, spares=self._spares, lost=lost
         )
+        notify(self._spec, result, print_log_line)
         if state == "failed" and self._ending.requeued_by_slurm():  # Slurm has found a node of the job down meanwhile
             state = "requeued"
         elif result.restart is not None:

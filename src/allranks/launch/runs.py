@@ -29,6 +29,7 @@ from allranks.analysis.stragglers import StragglerDetector
 from allranks.errors import DataError, RequestError
 from allranks.launch import restarts, resumption
 from allranks.launch.launchers import Launcher, get_launcher, launcher_of
+from allranks.launch.notification import notify
 from allranks.launch.outcome import RunResult, finalize_run
 from allranks.launch.preview import PreparedRun, check_start, plan_with_model, planning_facts, sequence_problem
 from allranks.launch.stop_limit import StopLimit
@@ -285,6 +286,8 @@ def launch(
                 restart_problem=launcher.restart_problem(end) if end is not None else "",
             )
             one = result.restart
+            if not spec.cluster.launched_by.uses_slurm:  # there the driver does, also if nobody follows
+                notify(spec, result, shown.say)
             for line in one.lines[one.action == "stop" :] if one is not None else ():
                 shown.say(line)  # the result ends with the last failure
             if one is None or one.action == "stop" or counts.interrupts + counts.stops > 0:

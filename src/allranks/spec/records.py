@@ -454,6 +454,9 @@ class ObserveSpec(Record, frozen=True):
     """also write metrics for TensorBoard"""
     wandb: bool = False
     """also send metrics to Weights & Biases"""
+    notify: str | None = None
+    """http(s) address that gets a JSON message when the run ends, fails or starts again; env:NAME = the address is in
+    this environment variable, as it must be if it holds a secret (Slack); null = none"""
 
 
 class RunSpec(Record, frozen=True):

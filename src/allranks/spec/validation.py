@@ -24,6 +24,7 @@ from allranks.spec.launchers import LAUNCHERS
 from allranks.spec.models import NOISE_SOURCE, is_mlp, mlp_shape, tiny_names
 from allranks.spec.records import RECOMPUTE_NONE, ProfileSpec, Record, RunSpec, TrainSpec
 from allranks.spec.strategies import REGISTRY, strategy_hint
+from allranks.utils.redaction import redact
 from allranks.utils.text import did_you_mean
 
 # What people write in place of a section: its most important key's value.
@@ -103,6 +104,21 @@ def descriptions() -> dict[tuple[str, str], str]:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
                     texts[record.name, name] = " ".join(words.split())
     return texts
+
+
+VARIABLE_PREFIX = "env:"
+
+
+def notify_problems(spec: RunSpec) -> list[str]:
+    """Return what is wrong with ``observe.notify``; an address with a secret must not get into files."""
+    given = spec.observe.notify
+    if given is None or re.fullmatch(r"env:[A-Za-z_]\w*", given):
+        return []
+    if not re.match(r"https?://[^\s/]", given):
+        return [f"observe.notify: expected an http(s) address or env:NAME, got {given!r}"]
+    if redact(given) != given:
+        return ["observe.notify: the address holds a secret; put it into an environment variable and set env:NAME"]
+    return []
 
 
 def record_class(annotation: Any) -> type[Record] | None:
