@@ -159,3 +159,4 @@ def test_nodes_started_by_hand_start_again_unless_one_is_gone(tmp_path: Path, ki
         assert run.attempts() == [1, 2] and "start attempt 2 by themselves" in said and one["action"] == "restart", said
     else:
         assert one["action"] == "stop" and "the agent of node 1 (127.0.0.1) is gone, and launcher hosts cannot" in said
+        assert f"to start again: allranks run {run.spec}" in out.read_text()

@@ -54,9 +54,10 @@ class HostsLauncher(Launcher):
 
     def commands_to_continue(self, run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int) -> str:
         from allranks.launch.hosts_job import commands_text
+        from allranks.launch.restarts import resume_args  # with the catalogue of failures, which a plan does not need
 
-        if spec.script is not None or not run.checkpoint_steps():
-            return ""
+        if resume_args(run, spec)[0].get("resume_step") is None:  # a program of the user's own, or no full checkpoint
+            return f"to start again: allranks run {shlex.quote(str(run.spec))}; it prints the command of each node"
         text = commands_text("node", node_commands(spec, run, plan, attempt), manual_steps(spec, plan))
         return f"to continue: allranks resume {run.name}; then {text}"
 
