@@ -31,7 +31,7 @@ from allranks.launch.torchrun.options import parse, shown_ranks
         ),
         ("--nproc-per-node 2 p.py", {"PET_NPROC_PER_NODE": "3"}, {"procs": "2"}),
         (
-            "--rdzv-conf join_timeout=9,last_call_timeout=1.5,is_host=1 --shutdown-timeout 4 p.py",
+            "--rdzv-conf 'join_timeout=9,close_timeout=3,last_call_timeout=1.5' --shutdown-timeout 4 p.py",
             {},
             {"join_timeout_s": 9.0, "last_call_s": 1.5, "grace_s": 4},
         ),

@@ -59,9 +59,10 @@ def _endpoint(text: str) -> tuple[str, int | None]:
 
 
 def _settings(text: str) -> dict[str, float]:
-    found = dict(re.findall(r"(join_timeout|last_call_timeout|timeout)=([^,]*)", text))
+    pairs = [part.strip(" '\"").partition("=") for part in text.split(",")]
+    found = {name: value for name, _, value in pairs if name in ("join_timeout", "last_call_timeout", "timeout")}
     for name, value in found.items():
-        if not re.fullmatch(r"\d+(\.\d+)?", value.strip()):
+        if not re.fullmatch(r"\d+(\.\d+)?", value):
             raise argparse.ArgumentTypeError(f"{name}={value}: expected a number of seconds")
     return {name: float(value) for name, value in found.items()}
 

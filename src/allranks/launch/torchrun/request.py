@@ -67,9 +67,8 @@ def read_node(options: TorchrunOptions) -> NodeRequest:
     Raises:
         RequestError: there is no such program, or the number of ranks cannot be determined.
     """
-    path = Path(options.program)
-    if not (shutil.which(path) if options.direct else options.module or path.is_file()):
-        raise RequestError(f"{path}: there is no such program; current folder: {Path.cwd()}")
+    if not (shutil.which(options.program) if options.direct else options.module or Path(options.program).is_file()):
+        raise RequestError(f"{options.program}: there is no such program; current folder: {Path.cwd()}")
     facts = machine_facts()
     procs = count_procs(options.procs, facts)
     if procs > 1:
