@@ -1,12 +1,13 @@
 """allranks: bring up, run, compare and diagnose distributed PyTorch training.
 
-``allranks.run(spec)`` and ``allranks.plan(spec)`` do what the verbs of the command line do. A program started by
-``script:`` reports its progress with ``allranks.report(step=..., loss=..., tokens=...)``. Importing this package
-imports neither torch nor anything slow.
+``allranks.run(spec)`` and ``allranks.plan(spec)`` do what the verbs of the command line do. ``allranks.launch(function)``
+runs a Python function on all ranks and returns their values. A program started by ``script:`` reports its progress with
+``allranks.report(step=..., loss=..., tokens=...)``. Importing this package imports neither torch nor anything slow.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,9 @@ from allranks.version import __version__
 
 if TYPE_CHECKING:
     from allranks.api import load_spec, plan, resume, run
+    from allranks.functions import launch
 
-__all__ = ["__version__", "load_spec", "plan", "report", "resume", "run"]
+__all__ = ["__version__", "launch", "load_spec", "plan", "report", "resume", "run"]
 
 
 def report(*, step: Any = None, loss: Any = None, tokens: Any = None) -> None:
@@ -34,6 +36,8 @@ def report(*, step: Any = None, loss: Any = None, tokens: Any = None) -> None:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "launch":  # the package, which can be called: importing it sets this attribute
+        return importlib.import_module("allranks.launch")
     if name in __all__:
         from allranks import api
 

@@ -5,6 +5,8 @@
     |  +- ProofFailed        1  a proof found ranks that do not form one job, or whose weights differ
     |  +- NonFiniteLoss      1  a loss or gradient was not finite
     |  +- CheckpointError    1  a checkpoint could not be written or did not match when re-read
+    |  +- FunctionFailed     1  a function that `allranks.launch` ran failed on a rank
+    |     +- FunctionTimedOut 1  it did not end in time
     +- RequestError          2  the request is wrong
     |  +- SpecError          2  the spec: unknown key, wrong type, values that contradict each other
     |  +- DataError          2  the data: missing file, missing column, empty set
@@ -15,6 +17,11 @@ A message says what was wrong, where (file, key, node, rank) and what to do.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -50,6 +57,18 @@ class NonFiniteLoss(RunFailed):
 
 class CheckpointError(RunFailed):
     """A checkpoint could not be written, or differed when it was read again."""
+
+
+class FunctionFailed(RunFailed):
+    """A function that `allranks.launch` ran failed on a rank; ``folder`` is the run folder, ``metrics`` its summary."""
+
+    def __init__(self, message: str, folder: Path, metrics: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.folder, self.metrics = folder, metrics
+
+
+class FunctionTimedOut(FunctionFailed, TimeoutError):
+    """A function that `allranks.launch` ran did not end in time."""
 
 
 class RequestError(AllranksError):

@@ -79,7 +79,7 @@ def test_it_runs_unchanged_and_nothing_is_found(tmp_path: Path, name: str) -> No
     metrics = read_json(run.metrics)
     assert (metrics["status"], metrics["world_size"]) == ("succeeded", 2)
     assert metrics["steps"] == {"nanogpt": 40, "alpaca": 20, "trl": 20, "lightning": 16}.get(name)
-    assert (metrics["train_loss_last"] is not None) == (name in ("nanogpt", "alpaca", "trl"))
+    assert (metrics["train_loss_last"] is not None) == (name in ("nanogpt", "alpaca", "trl", "lightning"))
     assert "not finite" not in done.stdout + done.stderr and findings == []
 
 

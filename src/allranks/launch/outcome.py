@@ -61,6 +61,8 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, Any]
     restart: Restart | None = None
     """What was decided on starting again by itself; None: the run did not fail, or nothing was to be decided."""
+    interrupted: bool = False
+    """Ctrl-C has stopped it."""
 
 
 def finalize_run(

@@ -40,7 +40,9 @@ from allranks.utils.machine import host_name, no_garbage_collection
 PR_SET_PDEATHSIG = 1
 EXIT_HANDLERS_S = 60.0  # after success: a logger may still send metrics
 EXIT_HANDLERS_FAILED_S = 10.0  # after an error: the peers are waiting
-_USER_SCRIPT = str(Path(__file__).parents[1] / "train" / "user_script.py")
+_USER_SCRIPT, _USER_FUNCTION = (
+    str(Path(__file__).parents[1] / "train" / name) for name in ("user_script.py", "user_function.py")
+)
 BLOCKED_INTERPRETER_S = 10.0  # more, if a call into C holds the interpreter; then faulthandler ends the process
 
 
@@ -149,7 +151,7 @@ def _start(run: RunDir, attempt: int) -> bool:
 def _print_error(error: BaseException) -> None:
     """Print an error and traceback, for a user's own program from its code on and by its ``sys.excepthook``."""
     frames = list(_frames(error.__traceback__))
-    ours = [frame for frame in frames if frame.tb_frame.f_code.co_filename in (__file__, _USER_SCRIPT)]
+    ours = [frame for frame in frames if frame.tb_frame.f_code.co_filename in (__file__, _USER_SCRIPT, _USER_FUNCTION)]
     begin = next((frame for frame in frames if frame not in ours), None)
     if not any(frame.tb_frame.f_code.co_filename == _USER_SCRIPT for frame in ours) or not (
         begin or isinstance(error, SyntaxError)

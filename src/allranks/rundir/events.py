@@ -200,40 +200,64 @@ class ProgressReporter:
         self._lock = threading.Lock()
         self._pending: dict[str, Any] = {}
         self._written_at = 0.0
+        self._finite = True
+        self._by_program = False
         self._warned: set[str] = set()
 
     def open(self, log: EventLog) -> None:
         """Write reports to this log from now on."""
         self._log, self._owner = log, os.getpid()
 
-    def report(self, step: Any, loss: Any, tokens: Any) -> None:
-        """Record one report; see `allranks.report`."""
+    def report(self, step: Any, loss: Any, tokens: Any, *, by_callback: bool = False, **more: Any) -> None:
+        """Record one report; see `allranks.report`.
+
+        Args:
+            by_callback: made by a callback of this package: only a sign of life, once the program reports itself.
+            more: ``eval_loss``, and ``total``, the number of steps.
+        """
         if self._log is None or os.getpid() != self._owner:
             return
+        heartbeat.beat()
+        if by_callback and self._by_program:
+            return
+        self._by_program = not by_callback
         event = {
             "step": self._checked("step", step, _count),
             "loss": self._checked("loss", loss, float),
             "tokens": self._checked("tokens", tokens, _count),
+            "eval_loss": self._checked("eval_loss", more.get("eval_loss"), float),
+            "total": self._checked("total", more.get("total"), _count),
         }
-        heartbeat.beat()
         with self._lock:
+            now = time.monotonic()
+            due = now - self._written_at >= WRITE_INTERVAL_S or not self._written_at
             known = {name: value for name, value in event.items() if value is not None}
+            if by_callback and "loss" in self._pending and "loss" not in known:
+                if not due and "eval_loss" not in known:  # a loss keeps the step at which it was logged
+                    return
+                self._write()
             if "tokens" in known:
                 known["tokens"] += self._pending.get("tokens", 0)
             self._pending |= known
             self._pending["reports"] = self._pending.get("reports", 0) + 1
             self._pending["last"] = round(time.time(), 6)
-            now = time.monotonic()
-            if now - self._written_at >= WRITE_INTERVAL_S or not self._written_at:
+            if "loss" in known:  # the step of the first loss that is not finite is worth a record of its own
+                finite = math.isfinite(known["loss"])
+                due, self._finite = due or (self._finite and not finite), finite
+            if due:
                 self._written_at = now
+                self._write()
+
+    def flush(self) -> None:
+        """Write what has not been written."""
+        if self._log is not None and os.getpid() == self._owner:
+            with self._lock:
                 self._write()
 
     def close(self) -> None:
         """Write what has not been written, and ignore later reports."""
-        if self._log is None or os.getpid() != self._owner:
-            return
-        with self._lock:
-            self._write()
+        self.flush()
+        if os.getpid() == self._owner:
             self._log = None
 
     def _write(self) -> None:

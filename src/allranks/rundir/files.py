@@ -41,6 +41,11 @@ def open_append(path: Path) -> int:
 
 
 def write_text_atomic(path: Path, text: str, *, private: bool = False) -> None:
+    """Write a text as `write_bytes_atomic` does."""
+    write_bytes_atomic(path, text.encode(), private=private)
+
+
+def write_bytes_atomic(path: Path, data: bytes, *, private: bool = False) -> None:
     """Write a file atomically: readers never see a part of it.
 
     Args:
@@ -52,8 +57,8 @@ def write_text_atomic(path: Path, text: str, *, private: bool = False) -> None:
         # O_EXCL: do not write through an existing name, for example another user's link to another file
         mode = 0o600 if private else file_mode(path.parent)
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -23,6 +23,10 @@ _TRACE = r"^rank(\d+)\.json\.gz$"
 _ATTEMPT = r"^attempt-(\d+)$"
 
 
+RUN_FOLDER_VARIABLE = "ALLRANKS_RUN_FOLDER"
+"""Names the run folder to a user's own program."""
+
+
 class _Below(property):
     """A path at a fixed place below the folder of a run."""
 
@@ -62,6 +66,8 @@ class RunDir(Struct, frozen=True):
     """Exists once a user has cancelled a Slurm job, which is then not requeued."""
     restarts = _Below("restarts.json")
     """What was decided after each failed attempt, and why; absent if none was decided on."""
+    function_call = _Below("function/call.pkl")
+    """The function of `allranks.launch` with its arguments; mode 0600."""
     events = _Below("events")
     telemetry = _Below("telemetry")
     logs = _Below("logs")
@@ -141,6 +147,14 @@ class RunDir(Struct, frozen=True):
     def hang_flight(self, attempt: int, rank: int) -> Path:
         """Return the path of a rank's last collectives, written by torch's flight recorder."""
         return self.hang(attempt) / f"flight.rank{rank}"
+
+    def function_value(self, attempt: int, rank: int) -> Path:
+        """Value that the function of `allranks.launch` returned on a rank."""
+        return self.root / "function" / f"attempt-{attempt}" / f"rank{rank}.pkl"
+
+    def function_error(self, attempt: int, rank: int) -> Path:
+        """Exception that it raised on a rank."""
+        return self.function_value(attempt, rank).with_suffix(".error.json")
 
     def trace_of(self, rank: int, attempt: int | None = None) -> Path:
         """Return a rank's profiler trace: the newest, or that of ``attempt``."""

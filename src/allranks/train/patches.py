@@ -8,7 +8,10 @@ versions in `VERIFIED`:
 - transformers: ``integrations.sdpa_attention.use_gqa_in_sdpa`` (float32 attention on GPUs), the forward of experts with
   adapters (an implementation in ALL_EXPERTS_FUNCTIONS gets weights, not adapters), of output projections (the loss is
   computed where the logits would be), of rotary embeddings (frequencies of each row's own length), and of modules under
-  autocast (torch has hooks before and after a forward pass, and none around it).
+  autocast (torch has hooks before and after a forward pass, and none around it); ``trainer.DEFAULT_CALLBACKS``, in a
+  user's own program.
+- lightning: ``Trainer.__init__``, in a user's own program (its public hook for callbacks is a package's entry point, which
+  would be active in all programs of the environment).
 - peft: the forward of LoRA's Linear and ParamWrapper (PEFT registers custom layers only by a private method of its
   config).
 
@@ -22,6 +25,7 @@ import functools
 import importlib
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -107,6 +111,24 @@ def repeat_keys_in_float32() -> None:
         return not plain and original(attention_mask, key, *more, **named)
 
     sdpa.use_gqa_in_sdpa = use_gqa_in_sdpa
+
+
+def add_default_callback(trainer: Any, callback: type) -> None:
+    """Give every Trainer of ``transformers.trainer`` a callback, as those that it has by default."""
+    trainer.DEFAULT_CALLBACKS = [*trainer.DEFAULT_CALLBACKS, callback]
+
+
+def append_lightning_callback(trainer_class: Any, callback: Callable[[], Any]) -> None:
+    """Give every Trainer of Lightning a callback, after those of the program."""
+    original = trainer_class.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *arguments: Any, **named: Any) -> None:
+        original(self, *arguments, **named)
+        with suppress(Exception):  # a version with another list
+            self.callbacks.append(callback())
+
+    trainer_class.__init__ = init
 
 
 def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> None:

@@ -18,7 +18,8 @@ from typing import Any
 from allranks.errors import EnvironmentNotAble
 from allranks.rundir.events import open_event_log, reporter
 from allranks.rundir.heartbeat import DONE_PHASE, SCRIPT_PHASE, heartbeat
-from allranks.rundir.paths import RunDir
+from allranks.rundir.paths import RUN_FOLDER_VARIABLE, RunDir
+from allranks.train.progress_callbacks import add_progress_callbacks
 
 _kept: list[ModuleType] = []
 
@@ -30,10 +31,12 @@ def run_user_script(run: RunDir, script: Any, attempt: int, arguments: list[str]
     events = open_event_log(run, attempt, None)
     heartbeat.phase(SCRIPT_PHASE)
     reporter.open(events)
+    os.environ[RUN_FOLDER_VARIABLE] = str(run.root)
     if getattr(script, "direct", False):
         heartbeat.phase(DONE_PHASE)  # from here on, only the exit code tells how it ends
         events.close()
         os.execvp(script.path, [script.path, *arguments])  # noqa: S606 - the user's own program
+    add_progress_callbacks()
     atexit.register(_close_files, own)  # the first one is called last, after those of the program
     by_exit = False
     try:
