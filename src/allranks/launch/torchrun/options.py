@@ -18,16 +18,18 @@ DEFAULT_PORTS = {"static": 29500, "c10d": 29400}
 _HELP = """\
 usage: allranks torchrun [torchrun's options] PROGRAM [ARGS...]
 
-Start PROGRAM as torchrun does. The log of every rank is kept, hangs are watched, and a failure is explained:
-rank, host, line and reason. Options and PET_* variables are torchrun's (docs/torchrun.md has the differences):
+Start PROGRAM as torchrun does. The log of every rank is kept, hangs are watched,
+and a failure is explained: rank, host, line and reason. Options and PET_*
+variables are torchrun's (differences: docs/torchrun.md):
 
   --standalone, --nnodes N|MIN:MAX, --nproc-per-node N|auto|gpu|cpu
   --node-rank N (default: SLURM_NODEID), --master-addr HOST, --master-port PORT
-  --rdzv-backend static|c10d, --rdzv-endpoint HOST:PORT, --rdzv-id ID, --rdzv-conf join_timeout=S,...
-  --max-restarts N      start again, unless the next attempt would fail the same way
-  --log-dir DIR         folder of the run folders (default: runs)
-  -t, --tee 3           show every rank, with a prefix; -r, --redirects 3: show none; default: rank 0
-  --local-ranks-filter 0,1
+  --rdzv-backend static|c10d, --rdzv-endpoint HOST:PORT, --rdzv-id ID
+  --rdzv-conf join_timeout=S,last_call_timeout=S
+  --max-restarts N     start again, unless the next attempt would fail alike
+  --log-dir DIR        folder of the run folders (default: runs)
+  -t, --tee 3          show every rank with a prefix (default: rank 0 alone)
+  -r, --redirects 3    show none; --local-ranks-filter 0,1: show these
   -m, --no-python, --run-path, --role NAME, --shutdown-timeout S
 """
 
