@@ -295,6 +295,9 @@ class NodesJob(LocalJob):
     def poll(self) -> int | None:
         """Return None until the agents of all nodes have ended, or have had their time to do so."""
         now = time.monotonic()
+        for link in self._hub.links.values():  # a signal to one node stops the others, too
+            if "the agent received" in link.report.reason:
+                self._supervisor.stop(f"{link.report.host}: {link.report.reason}")
         if self._supervisor.orders.end:
             self._ordered = self._ordered or now
         if self._code is None:

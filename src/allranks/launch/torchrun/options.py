@@ -18,8 +18,8 @@ DEFAULT_PORTS = {"static": 29500, "c10d": 29400}
 _HELP = """\
 usage: allranks torchrun [torchrun's options] PROGRAM [ARGS...]
 
-Start PROGRAM as torchrun does. The log of every rank is kept, hangs are watched,
-and a failure is explained: rank, host, line and reason. Options and PET_*
+Start PROGRAM as torchrun does. The log of every rank is kept, hangs are
+watched, and a failure is explained: rank, host, line, reason. Options and PET_*
 variables are torchrun's (differences: docs/torchrun.md):
 
   --standalone, --nnodes N|MIN:MAX, --nproc-per-node N|auto|gpu|cpu
