@@ -311,6 +311,9 @@ STAGES = (
                 "lora", "LoRA of layers and of experts is as precise as PEFT's", 120, tests("tests/gpu/test_lora.py")
             ),
             Check(
+                "qlora", "QLoRA: weights in 4 bits, computed as the same values", 120, tests("tests/gpu/test_qlora.py")
+            ),
+            Check(
                 "host_sync",
                 "nothing in a step waits for the GPU",
                 240,
@@ -356,6 +359,7 @@ STAGES = (
                 120,
                 variant("compiled_isolated", compiler=True, data={"packing": "isolated"}, model={"compile": True}),
             ),
+            Check("quantized", "8 layers, weights in 4 bits", 90, variant("quantized", model={"quantize": "nf4"})),
             Check("floor", "the matrix products and attention of 8 layers alone", 60, simple(step_floor)),
             Check("profiled", "8 layers with a profile window, and allranks trace", 120, simple(profiled)),
             Check("bench_memory", "peak memory of the benches against plan", 30, simple(memory_of_benches)),

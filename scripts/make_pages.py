@@ -301,6 +301,7 @@ ON_A_GPU: dict[str, tuple[str, ...]] = {
     "Resume after a stop": ("resume", "stopped"),
     "Ends of a run": ("nan", "stopped"),
     "Loading of models": ("full", "plain"),
+    "QLoRA": ("qlora", "quantized"),
     "DeepSpeed": ("one_rank.one_rank_equals_plain_torch[deepspeed", "demo.deepspeed"),
     "Engine `hf_trainer`": ("one_rank.one_rank_equals_plain_torch[hf_trainer", "demo.hf_trainer"),
     "Comparison": ("sharing",),

@@ -259,7 +259,7 @@ MEMORY_PARTS = (
     ("optimizer_state", "optimizer state"),
     ("optimizer_temporaries", "update temporaries"),
     ("activations", "activations"),
-    ("weight_copies", "bfloat16 copies of weights"),
+    ("weight_copies", "copies of weights"),
     ("logits", "logits"),
     ("communication", "communication buffers"),
     ("imports", "Python, libraries"),

@@ -28,6 +28,7 @@ from allranks.rundir.files import read_json, read_record, write_json, write_text
 from allranks.rundir.paths import RunDir
 from allranks.spec import load_spec
 from allranks.spec.models import is_mlp
+from allranks.spec.records import QUANTIZE_NONE, RunSpec
 from allranks.utils.filesystem import apply_umask, current_umask, write_error
 from allranks.utils.redaction import redact
 from allranks.utils.text import format_value
@@ -89,7 +90,7 @@ def export_checkpoint(
         # A folder of its own: another export to the same target does not write into this one.
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
             aside = Path(folder) / "new"
-            difference = _write_verified(source, aside, kind, base)
+            difference = _write_verified(source, aside, kind, base, quantize_of(load_spec(run.spec)))
             done = ExportResult(
                 folder=str(target), run=run.name, step=chosen, kind=kind, base=base, difference=difference
             )
@@ -101,17 +102,22 @@ def export_checkpoint(
     return done
 
 
-def _write_verified(source: Path, aside: Path, kind: str, base: str | None) -> float:
+def quantize_of(spec: RunSpec) -> str:
+    """Return ``model.quantize`` of a run."""
+    return spec.model.quantize if spec.model else QUANTIZE_NONE
+
+
+def _write_verified(source: Path, aside: Path, kind: str, base: str | None, quantize: str) -> float:
     """Write the exported files, and return the largest difference of their logits to those of the checkpoint."""
     if kind == "merged":
-        _worker("merge", source, aside, base)
+        _worker("merge", source, aside, base, quantize)
     else:
         shutil.copytree(
             source, aside, ignore=lambda folder, names: INTERNAL_FILES & set(names) if folder == str(source) else ()
         )
     if kind == "adapter":
         write_json(aside / ADAPTER, {**read_json(aside / ADAPTER), "base_model_name_or_path": base})
-    return float(_worker("prove", source, aside, base))
+    return float(_worker("prove", source, aside, base, quantize))
 
 
 def _require_known(run: RunDir) -> None:
@@ -181,9 +187,10 @@ def base_of(run: RunDir, source: Path) -> str:
     return str(folder.absolute()) if folder.is_dir() else named
 
 
-def _worker(what: str, source: Path, aside: Path, base: str | None) -> str:
+def _worker(what: str, source: Path, aside: Path, base: str | None, quantize: str) -> str:
     """Run a new process, so that it reads only the files and this process does not import torch."""
-    command = [sys.executable, "-m", "allranks.train.export", what, str(source.absolute()), str(aside), base or ""]
+    command = [sys.executable, "-m", "allranks.train.export", what, str(source.absolute()), str(aside)]
+    command += [base or "", quantize]
     try:
         with tempfile.TemporaryDirectory(prefix="allranks-export-") as elsewhere:  # relative paths must not help
             done = subprocess.run(

@@ -13,7 +13,15 @@ from typing import IO, Any, Literal, cast
 import msgspec
 
 from allranks.errors import CheckpointError, RequestError
-from allranks.launch.export import ADAPTER, base_of, choose_checkpoint, data_event, error_of_child, quiet_environment
+from allranks.launch.export import (
+    ADAPTER,
+    base_of,
+    choose_checkpoint,
+    data_event,
+    error_of_child,
+    quantize_of,
+    quiet_environment,
+)
 from allranks.planning.memory.model_config import find_files
 from allranks.planning.model_checks import has_absolute_positions, max_positions
 from allranks.rundir.checkpoints import read_manifest
@@ -100,6 +108,7 @@ def generate(
         "max_length": spec.data.max_length if spec.data else None,
         "positions": _positions(spec),
         "dtype": read_record(run.plan).get("dtype", "auto"),
+        "quantize": quantize_of(spec),
         "prompts": list(prompts),
     }
     with _worker(order) as (process, errors):

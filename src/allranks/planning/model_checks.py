@@ -16,7 +16,7 @@ from typing import Any
 
 from allranks.errors import AllranksError, SpecError
 from allranks.planning.memory.model_config import ModelFiles, find_config, find_files
-from allranks.planning.memory.weights import shapes_of
+from allranks.planning.memory.weights import quantize_problem, shapes_of
 from allranks.rundir.files import read_record
 from allranks.spec.data_columns import TEMPLATE_KINDS
 from allranks.spec.data_templates import require_task_template
@@ -33,7 +33,7 @@ from allranks.spec.models import (
     tested_settings,
     tiny_family,
 )
-from allranks.spec.records import AdapterSpec, RunSpec
+from allranks.spec.records import QUANTIZE_NONE, AdapterSpec, RunSpec
 from allranks.utils.inputs import FileTooLarge, read_text
 from allranks.utils.safetensors_files import INDEX, SINGLE, read_header, stored_tensors
 from allranks.utils.text import did_you_mean
@@ -74,6 +74,8 @@ def check_model(spec: RunSpec) -> bool | None:
     require_architecture(files.config, spec, files.where, classifier=classifier is True)
     known = find_config(spec).config
     require_vocabulary(files)
+    if known is not None and spec.model.quantize != QUANTIZE_NONE and (why := quantize_problem(known)):
+        raise SpecError(f"model.quantize {spec.model.quantize} does not suit {files.where}: {why}; set it to none")
     if spec.adapter.type == "lora":
         shapes = {w.name: len(w.shape) for w in shapes_of(known).weights()} if known is not None else {}
         if known is not None:

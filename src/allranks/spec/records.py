@@ -23,6 +23,20 @@ COMPILE_AUTO: Final = "auto"
 RECOMPUTE_MODES = (RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL)
 """From the fastest to the one that keeps least."""
 
+QUANTIZE_NONE: Final = "none"
+NF4_DOUBLE: Final = "nf4_double"
+NF4_BLOCK = 64
+"""Elements of a row that share a scale."""
+NF4_PIECE = 1 << 24
+"""Elements that are quantised or dequantised at a time."""
+
+
+def nf4_row_bytes(columns: int, mode: str) -> tuple[int, int]:
+    """Return the bytes of a row in 4 bits, without and of its scales (`train.models.nf4`)."""
+    blocks = columns // NF4_BLOCK
+    return columns // 2, 8 + blocks if mode == NF4_DOUBLE else 4 * blocks
+
+
 NARROW_RATIO = 16
 
 
@@ -92,6 +106,9 @@ class ModelSpec(Record, frozen=True):
     """load-balancing loss of a mixture of experts, as transformers computes it, added for each micro-batch: a
     coefficient, off, or auto = as transformers does, with the coefficient of config.json if that sets
     output_router_logits"""
+    quantize: Literal["none", "nf4", "nf4_double"] = QUANTIZE_NONE
+    """QLoRA: keep the frozen linear layers of the blocks in 4 bits, next to LoRA; nf4 = 4.5 bits per weight, nf4_double
+    = about 4.15, with double quantisation (the scales of blocks of 64 in 8 bits, too)"""
     config: dict[str, Any] = {}
     """overrides of the model's config, for tiny: and mlp: models"""
 

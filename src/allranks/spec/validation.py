@@ -22,7 +22,7 @@ from allranks.spec import records
 from allranks.spec.data_columns import TEMPLATE_KINDS
 from allranks.spec.launchers import LAUNCHERS
 from allranks.spec.models import NOISE_SOURCE, is_mlp, mlp_shape, tiny_names
-from allranks.spec.records import RECOMPUTE_NONE, ProfileSpec, Record, RunSpec, TrainSpec
+from allranks.spec.records import QUANTIZE_NONE, RECOMPUTE_NONE, ProfileSpec, Record, RunSpec, TrainSpec
 from allranks.spec.strategies import REGISTRY, strategy_hint
 from allranks.utils.redaction import redact
 from allranks.utils.text import did_you_mean
@@ -190,6 +190,24 @@ def model_problems(spec: RunSpec) -> list[str]:
     if not {"/", "|"} & set(attention) and attention not in ATTENTIONS:  # with a /, it is a kernel of the hub
         hint = did_you_mean(attention, ATTENTIONS)
         problems.append(f"model.attention: unknown value {attention!r}{hint} (known: {', '.join(ATTENTIONS)})")
+    if spec.model.quantize != QUANTIZE_NONE:
+        problems += _quantize_problems(spec, f"model.quantize is {spec.model.quantize}")
+    return problems
+
+
+def _quantize_problems(spec: RunSpec, given: str) -> list[str]:
+    problems = []
+    if spec.adapter.type == "none":
+        problems.append(
+            f"{given}, but adapter.type is none: weights in 4 bits cannot be trained, only adapters next to them; set "
+            "adapter.type: lora, or model.quantize: none"
+        )
+    strategy = REGISTRY.get(spec.strategy.name)
+    if strategy is not None and strategy.refuses_quantized:
+        others = [name for name, info in REGISTRY.items() if not info.refuses_quantized and not info.single_process]
+        problems.append(
+            f"{given}, but strategy {spec.strategy.name} {strategy.refuses_quantized}; use one of {', '.join(others)}"
+        )
     return problems
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from allranks.errors import AllranksError, EnvironmentNotAble, RequestError
 from allranks.spec.data_templates import prompt_of, row_prompt
+from allranks.spec.records import QUANTIZE_NONE
 from allranks.utils.machine import run_short_process
 
 
@@ -33,6 +34,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     max_length: int | None
     positions: int | None
     dtype: str
+    quantize: str
     columns: dict[str, str | list[str]]
     prompts: list[str | dict[str, Any]]
     max_new_tokens: int
@@ -88,16 +90,20 @@ def _model(order: Order, device: Any) -> Any:
     from allranks.train.models.adapters import is_adapted
     from allranks.train.models.lora import fuse_lora
     from allranks.train.models.precision import DTYPES, use_autocast
+    from allranks.train.models.quantized_base import quantize_loaded
     from allranks.train.models.rope import use_row_lengths
 
     compute = DTYPES.get(order.dtype)
-    model = load(
-        Path(order.folder), order.base, dtype=compute if order.base and compute else "auto", labels=len(order.labels)
-    )
+    quantized = order.quantize != QUANTIZE_NONE
+    dtype = compute if order.base and compute and not quantized else "auto"  # weights are quantised as they are stored
+    model = load(Path(order.folder), order.base, dtype=dtype, labels=len(order.labels))
     if is_adapted(model):
         fuse_lora(model)
+    if quantized:
+        quantize_loaded(model, order.quantize, compute)
     use_row_lengths(model)
-    model.requires_grad_(True)
+    for parameter in model.parameters():  # as `use_autocast` expects; integers have no gradient
+        parameter.requires_grad_(parameter.is_floating_point())
     if compute is not None:
         use_autocast(model, compute, device)
     return model.to(device).eval()

@@ -28,6 +28,7 @@ from allranks.train.models.attention_flops import attention_cost
 from allranks.train.models.block_forward import Compilation, set_block_forward
 from allranks.train.models.losses import LossModel
 from allranks.train.models.moe import ExpertLoad, active_parameters, count_parameters
+from allranks.train.models.quantized_base import quantize_base
 from allranks.train.models.weight_loader import LoadReport, WeightLoader
 from allranks.train.strategies.base import MakeOptimizer, Strategy
 from allranks.train.sync_proof import weights_digest
@@ -112,9 +113,10 @@ def build_training(attempt: Attempt, task: TokenTask, data: PreparedData) -> Tra
     if compilation is not None and attempt.model.compile == COMPILE_AUTO:
         ways.append(f"transformer blocks are compiled: {attempt.plan.compile_reason}")
     experts = ExpertLoad(loss_model, world.device, compiled=compilation is not None)
-    # before sharding: a strategy may leave only empty tensors
+    # before sharding, which may leave only empty tensors, and before weights take 4 bits
     parameters, active = count_parameters(model), active_parameters(model)
     attention = attention_cost(model)
+    ways += quantize_base(model, filler, attempt.model.quantize, world.device)
     distributed.seed_rank(spec.train.seed, world.rank)
     digest, loaded = set_up_strategy(
         strategy, filler, loss_model, model, adamw(spec.train), world.group, spec.train.max_grad_norm

@@ -18,7 +18,7 @@ from allranks.planning.memory.families import ENCODERS
 from allranks.planning.memory.model_config import find_config
 from allranks.planning.records import LaunchPlan
 from allranks.spec.models import is_mlp
-from allranks.spec.records import COMPILE_AUTO, RunSpec
+from allranks.spec.records import COMPILE_AUTO, QUANTIZE_NONE, RunSpec
 from allranks.spec.strategies import strategy_info
 from allranks.utils.machine import MachineFacts
 
@@ -86,6 +86,8 @@ def _reasons_against(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> It
         yield "this machine has no C compiler (cc, gcc or clang)"
     if spec.train.deterministic:
         yield "train.deterministic: the compiler chooses some kernels by timing them"
+    if spec.model.quantize != QUANTIZE_NONE:
+        yield "the gain next to weights in 4 bits was not measured"
     if is_mlp(spec.model.name):
         yield f"{spec.model.name} has no transformer blocks"
     config = find_config(spec).config

@@ -29,7 +29,7 @@ from allranks.planning.rank_environment import MAPPED_BYTES
 from allranks.planning.records import LaunchPlan
 from allranks.planning.slurm_request import parse_mem
 from allranks.spec.models import dense_mask_reason, is_mlp
-from allranks.spec.records import RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RunSpec
+from allranks.spec.records import QUANTIZE_NONE, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RunSpec
 from allranks.spec.strategies import strategy_info, strategy_state
 from allranks.spec.strategies.base import Parts, StrategyState, add_parts
 from allranks.utils.machine import MachineFacts
@@ -182,7 +182,7 @@ def step_moments(model: ModelMemory, state: StrategyState, batch: MicroBatch, *,
             state.in_backward(at),
             tied,
             activations=kept_up_to[at] + (whole[key] if recomputes else 0) + passing[key],
-            weight_copies=copies[at] if recomputes else copies_up_to[at],
+            weight_copies=(copies[at] if recomputes else copies_up_to[at]) + model.dequantized_of(at, batch.element),
         )
 
     # autocast keeps the copies of all weights until the end of forward, recomputed blocks' too
@@ -310,7 +310,7 @@ def estimate(spec: RunSpec, plan: LaunchPlan, found: ConfigSource, capacity: Cap
 def model_of(spec: RunSpec, plan: LaunchPlan, config: ModelConfig) -> ModelMemory:
     """Return the model's shapes and trained weights in the form that strategies need."""
     shapes = shapes_of(config)
-    what = trained_weights_of(spec.adapter, shapes)
+    what = trained_weights_of(spec.adapter, shapes, spec.model.quantize if spec.model else QUANTIZE_NONE)
     compute, trained = DTYPE_BYTES[plan.dtype], DTYPE_BYTES[plan.param_dtype]
     assert plan.batch is not None
     return model_memory(

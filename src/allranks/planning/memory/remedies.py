@@ -27,6 +27,7 @@ from allranks.planning.memory.estimate import (
     model_of,
 )
 from allranks.planning.memory.model_config import ConfigSource, find_config
+from allranks.planning.memory.weights import quantize_problem
 from allranks.planning.rank_environment import with_allocator
 from allranks.planning.records import LaunchPlan
 from allranks.spec.loader import parse_spec, spec_to_dict
@@ -181,7 +182,7 @@ def refusal(fit: Fit) -> str:
 
 MAX_REMEDIES = 3
 SELECT, CHECKPOINTING = "model.gradient_checkpointing=selective", "model.gradient_checkpointing=full"
-LORA = "adapter.type=lora"
+LORA, QUANTIZE = "adapter.type=lora", "model.quantize=nf4"
 COMPUTE = "model.dtype=bfloat16"
 
 Change = tuple[str, list[str], str]
@@ -205,6 +206,8 @@ def _try(spec: RunSpec, change: Change, facts: MachineFacts, config: ConfigSourc
         changed = parse_spec(spec_to_dict(spec), settings)
         plan = make_plan(changed, facts)
     except AllranksError:
+        return None
+    if QUANTIZE in settings and config.config is not None and quantize_problem(config.config):
         return None
     got = estimate(changed, plan, config, before.capacity)
     if got.unknown or got.needed_bytes >= before.needed_bytes:
@@ -243,6 +246,8 @@ def _changes(spec: RunSpec, plan: LaunchPlan) -> Iterator[Change]:
             yield "LoRA, with the smallest activations", [LORA, *lean], "a different kind of training"
     if full:
         yield from _sharded(spec, plan, [LORA, *lean], " and LoRA, with the smallest activations")
+    cost = "they are rounded, and unpacked again in each pass"
+    yield "frozen weights in 4 bits (QLoRA)", [LORA, *lean, QUANTIZE] if full else [QUANTIZE], cost
     if plan.device == "cuda" and plan.world_size > 1:
         settings = [_strategy_setting(spec, "pytorch_zero3", offload="all"), *lean]
         cost = "they are copied to the device and back in every step"

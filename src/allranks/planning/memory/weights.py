@@ -16,7 +16,7 @@ import msgspec
 
 from allranks.planning.memory.families import ENCODERS, MLP, Experts, Family, family_of
 from allranks.planning.memory.model_config import ModelConfig
-from allranks.spec.records import AdapterSpec
+from allranks.spec.records import NF4_BLOCK, NF4_PIECE, QUANTIZE_NONE, AdapterSpec, nf4_row_bytes
 from allranks.spec.strategies.base import ModelSizes, UnitSizes
 
 CLASSIFICATION_HEADS = ("classifier", "score")
@@ -196,6 +196,7 @@ class TrainedWeights(msgspec.Struct, frozen=True):
     whole: tuple[str, ...] = ()
     classifier: bool = False
     moe: bool = False  # projections' names mean those of fused experts
+    quantize: str = QUANTIZE_NONE  # of the linear layers in blocks
 
     def rank_of(self, weight: Weight) -> int:
         """Return the rank of this weight's LoRA matrices, or 0 if it has none."""
@@ -238,6 +239,13 @@ class TrainedWeights(msgspec.Struct, frozen=True):
             return True
         module = weight.name.rsplit(".", 1)[0]
         return any(_ends(module, name) for name in self.whole)
+
+    def quantized(self, unit: Unit) -> list[Weight]:
+        """Return the weights of a unit in 4 bits."""
+        if self.quantize == QUANTIZE_NONE or unit.kind == "rest":
+            return []
+        matrices = [w for w in unit.weights if w.kind == "linear" and not self.is_trained(w)]
+        return [w for w in matrices if w.shape[-1] % NF4_BLOCK == 0]
 
     @property
     def only_adapters(self) -> bool:
@@ -283,7 +291,9 @@ class TrainedWeights(msgspec.Struct, frozen=True):
         # PEFT trains a copy of a module that is trained in full; the original is kept as well
         base = unit.numel + (sum(trained) if self.lora else 0)
         largest = max([*trained, *map(self._largest_added, unit.weights)], default=0)
-        return UnitSizes(base, adapters, sum(trained), largest)
+        quantized = self.quantized(unit)
+        stored = sum(w.shape[0] * sum(nf4_row_bytes(w.shape[1], self.quantize)) for w in quantized)
+        return UnitSizes(base, adapters, sum(trained), largest, sum(w.numel for w in quantized), stored)
 
     def _largest_added(self, weight: Weight) -> int:
         if not self.has_lora(weight):
@@ -292,8 +302,19 @@ class TrainedWeights(msgspec.Struct, frozen=True):
         return self.rank_of(weight) * max(out, into) * (several[0] if several else 1)
 
 
-def trained_weights_of(spec: AdapterSpec, shapes: Shapes) -> TrainedWeights:
-    """Return which of these weights the spec's adapter trains."""
+def quantize_problem(config: ModelConfig) -> str:
+    """Return why ``model.quantize`` is useless for a model, as the end of a sentence; empty if it is not."""
+    if config.experts:
+        return "its experts, which are most of its weights, are fused parameters instead of linear layers"
+    if family_of(config.family).conv1d:
+        return "its layers are transformers' Conv1D instead of linear layers"
+    if config.hidden % NF4_BLOCK:
+        return f"its hidden size {config.hidden} is not a multiple of {NF4_BLOCK}"
+    return ""
+
+
+def trained_weights_of(spec: AdapterSpec, shapes: Shapes, quantize: str = QUANTIZE_NONE) -> TrainedWeights:
+    """Return which of these weights the spec's adapter trains, and how the others are stored."""
     if spec.type == "none":
         return TrainedWeights(False)
     experts = family_of(shapes.config.family).experts
@@ -306,6 +327,7 @@ def trained_weights_of(spec: AdapterSpec, shapes: Shapes) -> TrainedWeights:
         whole=tuple(spec.modules_to_save),
         classifier=shapes.config.family in ENCODERS or bool(shapes.config.labels),
         moe=experts is not None and experts.targets,
+        quantize=quantize,
     )
 
 
@@ -325,6 +347,11 @@ class ModelMemory(ModelSizes, frozen=True, kw_only=True, dict=True):
         if at == 0 and self.shapes.config.family == MLP:
             weights = weights[1:]  # the inputs of the first layer need no gradient, so its weight is not kept
         return sum(self.what.numel_in_products(w) for w in weights) * (self.autocast or 0)
+
+    def dequantized_of(self, at: int, element: int) -> int:
+        """Return bytes of the largest weight of block `at` while it is dequantised: with one piece in float32."""
+        sizes = [w.numel for w in self.what.quantized(self.shapes.blocks[at])]
+        return max((n * element + min(n, NF4_PIECE) * 4 for n in sizes), default=0)
 
     def weight_copies_outside_blocks(self) -> int:
         """Return the same outside blocks; that of a language model's output projection exists during the loss only."""

@@ -41,6 +41,10 @@ class UnitSizes(msgspec.Struct, frozen=True):
     adapters: int
     trained_base: int
     largest_trained: int
+    quantized: int = 0
+    """Elements of the base in 4 bits."""
+    quantized_bytes: int = 0
+    """Their bytes, with scales."""
 
     @property
     def trained(self) -> int:
@@ -120,8 +124,12 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Return bytes of a unit's gradients."""
         return unit.trained * self.trained_element
 
+    def frozen_bytes_of(self, unit: UnitSizes) -> int:
+        """Return bytes of a unit's base, if nothing of it is trained."""
+        return (unit.base - unit.quantized) * self.element + unit.quantized_bytes
+
     def _base_bytes(self, unit: UnitSizes) -> int:
-        return (unit.base - unit.trained_base) * self.element + unit.trained_base * self.trained_element
+        return self.frozen_bytes_of(unit) + unit.trained_base * (self.trained_element - self.element)
 
     def bytes_of(self, unit: UnitSizes) -> int:
         """Return bytes of a unit's weights as they are stored, including adapters."""
@@ -129,7 +137,9 @@ class ModelSizes(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def gathered_bytes_of(self, unit: UnitSizes) -> int:
         """Return bytes of a unit's weights gathered for a forward pass, in the dtype of compute."""
-        return (unit.base + unit.adapters) * self.autocast if self.autocast else self.bytes_of(unit)
+        if not self.autocast:
+            return self.bytes_of(unit)
+        return (unit.base - unit.quantized + unit.adapters) * self.autocast + unit.quantized_bytes
 
     @cached_property
     def gradient_bytes_before(self) -> list[int]:
@@ -290,6 +300,8 @@ class StrategyInfo(msgspec.Struct, frozen=True):
     """
     shards_weights: bool = False
     """A rank holds a part of each weight between steps, not all of it."""
+    refuses_quantized: str = ""
+    """Why it cannot train next to weights in 4 bits, as the end of a sentence; empty if it can."""
     keeps_master_weights: bool = False
     """The optimizer updates float32 weights, also of a model in lower precision."""
     builds_extensions: bool = False

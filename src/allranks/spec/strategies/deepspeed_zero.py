@@ -353,6 +353,7 @@ _strategy = partial(
     package="deepspeed",
     imports_bytes=66 << 20,  # measured with a model of almost no weights, compared with pytorch_ddp
     keeps_master_weights=True,
+    refuses_quantized="has not been tested with weights in 4 bits",
     builds_extensions=True,
     cpu_environment={"DS_ACCELERATOR": ("cpu", "the ranks compute on the CPU; DeepSpeed would use a visible GPU")},
     planner="allranks.spec.strategies.deepspeed_zero",

@@ -54,7 +54,7 @@ def sends_between_nodes(m: ModelSizes, o: Options, nodes: int, accum: int, *, re
     """
     ring, inner = 1 - 1 / m.world, _memory(as_sharded(m, o), o, reshard=reshard)
     if inner.copies_weights:
-        gradients, weights = 0, [u.base * m.element for u in (*m.blocks, m.rest)]
+        gradients, weights = 0, [m.frozen_bytes_of(u) for u in (*m.blocks, m.rest)]
     else:
         gradients, weights = m.gradients, [m.gathered_bytes_of(u) for u in (*m.blocks, m.rest)]
     averaged = 2 * ring * (m.gradients - gradients)
@@ -86,7 +86,7 @@ class FSDP2(ShardedWeights):
         self._root = self._unit(model.rest)
 
     def _unit(self, unit: UnitSizes) -> int:
-        return unit.base * self._m.element if self._kept_whole else self._m.gathered_bytes_of(unit)
+        return self._m.frozen_bytes_of(unit) if self._kept_whole else self._m.gathered_bytes_of(unit)
 
     def _gradient(self, unit: UnitSizes) -> int:
         return 0 if self._kept_whole else self._m.gradient_of(unit)

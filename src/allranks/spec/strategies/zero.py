@@ -143,6 +143,7 @@ ZERO3 = StrategyInfo(
     "sharded weights, gradients and optimizer state; weights gathered block by block",
     {"offload": "none"},
     CHOICES,
+    refuses_quantized="keeps a block's weights in one tensor of one dtype",
     memory=lambda m, o: Zero3(m),
     shards_weights=True,
 )

@@ -21,7 +21,7 @@ from allranks.rundir.events import EventLog, read_events
 from allranks.rundir.paths import RunDir
 from allranks.spec import RunSpec
 from allranks.spec.models import MlpShape
-from allranks.spec.records import AdapterSpec, DataSpec, ModelSpec, TrainSpec
+from allranks.spec.records import QUANTIZE_NONE, AdapterSpec, DataSpec, ModelSpec, TrainSpec
 from allranks.train import distributed
 from allranks.train.benchmark.reference import (
     PlainSequence,
@@ -40,6 +40,7 @@ from allranks.train.loop import StepWatcher, TrainingLoop, adamw
 from allranks.train.models import adapters
 from allranks.train.models.losses import LossModel
 from allranks.train.models.precision import DTYPES
+from allranks.train.models.quantized_base import quantize_loaded
 from allranks.train.setup import set_forward, stored_dtype
 from allranks.train.step_metrics import LoopPlan, TrainingRows
 from allranks.train.strategies.base import Strategy
@@ -286,6 +287,8 @@ class TrialRunner:
         )
         model.to(self.world.device)
         set_forward(model, self.plan, self.world.device)
+        if self._model_spec.quantize != QUANTIZE_NONE:
+            quantize_loaded(model, self._model_spec.quantize)
         return self.task.loss_model(model)
 
     def make_batch(self, rows: Rows) -> Any:

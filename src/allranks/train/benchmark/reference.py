@@ -35,6 +35,7 @@ from allranks.spec.models import MlpShape, is_mlp, mlp_shape
 from allranks.spec.records import RunSpec, TrainSpec
 from allranks.train.data.chats import ChatWriter
 from allranks.train.data.prepared import PreparedData, TokenSet
+from allranks.train.models.quantized_base import dense_state
 
 MAX_ROWS = 100_000
 """Larger sets are taken as prepared: encoding them a second time would take minutes."""
@@ -509,7 +510,7 @@ def plain_module(module: Any, spec: RunSpec, *, classifier: bool) -> PlainModule
         without_random_numbers(plain)
         if spec.adapter.type == "lora":
             plain = _with_lora(plain, spec, classifier=classifier)
-    plain.load_state_dict(given.state_dict())
+    plain.load_state_dict(dense_state(given))
     return PlainModule(plain.to(next(given.parameters()).device))
 
 

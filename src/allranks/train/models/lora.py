@@ -14,6 +14,8 @@ The narrow product comes first: the wide one then reads the sum while it compute
 tensor that takes longer than its arithmetic; and the sum is rounded once less where it is large. m and dm are stored
 transposed, (sum r_i, N): for narrow products, kernels for CPUs are several times faster in that form.
 
+Frozen weights in 4 bits (`nf4`) are dequantised one at a time, in each pass.
+
 Backward keeps x once and m; nothing of width O_i. With dropout, each layer's adapter has its own input, as in PEFT: the
 products with A are separate, and backward also keeps which elements were dropped (`adapter_dropout`), and drops them
 again. Adapters keep their own dtype (float32); in each pass they are cast to the dtype of x, or under autocast to
@@ -26,8 +28,9 @@ DeepSpeed's stage 3 the hooks are on the block: `train.engines.deepspeed_zero.ga
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -36,6 +39,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from allranks.train.models.adapter_dropout import LowMemoryDropout, drop_, dropped
+from allranks.train.models.nf4 import NF4Linear, dequantize
 from allranks.train.patches import replace_forward
 
 SHARED_INPUTS = (
@@ -48,6 +52,8 @@ SHARED_INPUTS = (
 )
 """Names of layers of one module that usually read the same tensor; whether they do is checked in each forward pass."""
 _GROUP = "lora_input_group"
+Weight = torch.Tensor | Callable[[], torch.Tensor]
+"""A weight, or what dequantises it."""
 
 
 def fuse_lora(model: nn.Module) -> int:
@@ -56,7 +62,8 @@ def fuse_lora(model: nn.Module) -> int:
 
     found = 0
     for parent in model.modules():
-        layers = {n: m for n, m in parent.named_children() if type(m) is Linear and type(m.base_layer) is nn.Linear}
+        adapted = ((n, m) for n, m in parent.named_children() if type(m) is Linear)
+        layers = {n: m for n, m in adapted if type(m.base_layer) in (nn.Linear, NF4Linear)}
         for layer in layers.values():
             vars(layer).pop(_GROUP, None)
             replace_forward(layer, MethodType(_forward, layer))
@@ -108,7 +115,7 @@ class InputGroup:
 class _Parts(NamedTuple):
     """Weights of a plain LoRA layer."""
 
-    base: nn.Linear
+    base: nn.Linear | NF4Linear
     down: nn.Parameter
     up: nn.Parameter
     scaling: float
@@ -124,7 +131,8 @@ def _parts(layer: Any, dtype: torch.dtype) -> _Parts | None:
     known = isinstance(dropout, (nn.Identity, LowMemoryDropout)) or not dropout.training
     hooks = any(part._forward_pre_hooks or part._forward_hooks for part in (down, up, base, dropout))
     trained = torch.is_grad_enabled() and any(p.requires_grad for p in base.parameters(recurse=False))
-    if up.bias is not None or base.weight.dtype != dtype or hooks or trained or not known:
+    other_dtype = not isinstance(base, NF4Linear) and base.weight.dtype != dtype
+    if up.bias is not None or other_dtype or hooks or trained or not known:
         return None
     return _Parts(base, down.weight, up.weight, layer.scaling[name], dropout)
 
@@ -193,8 +201,9 @@ def _compute(x: torch.Tensor, layers: Sequence[_Parts]) -> tuple[torch.Tensor, .
         masks.append(mask)
         scales.append(layer.scaling * factor)
     bases, biases = [p.base.weight for p in layers], [p.base.bias for p in layers]
+    blocks = [p.base.scales if isinstance(p.base, NF4Linear) else None for p in layers]
     downs, ups = [p.down for p in layers], [p.up for p in layers]
-    return LoRALinears.apply(x, tuple(scales), *masks, *bases, *biases, *downs, *ups)  # type: ignore[return-value]
+    return LoRALinears.apply(x, tuple(scales), *masks, *bases, *blocks, *biases, *downs, *ups)  # type: ignore[return-value]
 
 
 class LoRALinears(torch.autograd.Function):
@@ -207,23 +216,27 @@ class LoRALinears(torch.autograd.Function):
         Args:
             x: (..., I), in the dtype of the base weights.
             scales: s_i, the scaling of each adapter times the factor of kept elements.
-            tensors: for all layers what their dropout drops (each None, or from `LowMemoryDropout.draw`), W_i, biases
-                (each may be None), A_i, and B_i.
+            tensors: for all layers what their dropout drops (each None, or from `LowMemoryDropout.draw`), W_i, the
+                scales of W_i where it is quantised (`nf4`; else None), biases (each may be None), A_i, and B_i.
         """
         n, dtype = len(scales), x.dtype
-        masks, bases, biases, downs, ups = (tensors[i * n : (i + 1) * n] for i in range(5))
+        masks, bases, blocks, biases, downs, ups = (tensors[i * n : (i + 1) * n] for i in range(6))
         rows = x.reshape(-1, x.shape[-1])
         if _dropped(masks):
             parts = [down.to(dtype) @ _masked(rows, mask).t() for mask, down in zip(masks, downs, strict=True)]
         else:
             parts = [_stacked(downs, dtype) @ rows.t()]
         outputs = []
-        for base, bias, up, scale, part in zip(bases, biases, ups, scales, _split(parts, downs), strict=True):
-            y = _sum([part.t(), rows], [up.to(dtype).t(), base.t()], [scale, 1.0], bias)
+        for base, own, bias, up, scale, part in zip(
+            bases, blocks, biases, ups, scales, _split(parts, downs), strict=True
+        ):
+            wide = base if own is None else dequantize(base, own, dtype)
+            y = _sum([part.t(), rows], [up.to(dtype).t(), wide.t()], [scale, 1.0], bias)
+            del wide  # before the next one is made
             outputs.append(y.view(*x.shape[:-1], y.shape[-1]))
         ctx.scales, ctx.middles = scales, len(parts)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, *parts, *masks, *bases, *downs, *ups)
+        ctx.save_for_backward(x, *parts, *masks, *bases, *blocks, *downs, *ups)
         return tuple(outputs)
 
     @staticmethod
@@ -234,13 +247,13 @@ class LoRALinears(torch.autograd.Function):
         x, *tensors = ctx.saved_tensors
         parts, tensors = tensors[: ctx.middles], tensors[ctx.middles :]
         n, dtype = len(scales), x.dtype
-        masks, bases, downs, ups = (tensors[i * n : (i + 1) * n] for i in range(4))
+        masks, bases, blocks, downs, ups = (tensors[i * n : (i + 1) * n] for i in range(5))
         rows = x.reshape(-1, x.shape[-1])
         slopes_up: list[torch.Tensor | None] = []
         slope_parts = [torch.empty_like(part) for part in parts]
-        wide: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
-        for slope, base, up, scale, part, into in zip(
-            slopes, bases, ups, scales, _split(parts, downs), _split(slope_parts, downs), strict=True
+        wide: tuple[list[torch.Tensor], list[Weight]] = ([], [])
+        for slope, base, own, up, scale, part, into in zip(
+            slopes, bases, blocks, ups, scales, _split(parts, downs), _split(slope_parts, downs), strict=True
         ):
             if slope is None:
                 into.zero_()
@@ -250,7 +263,7 @@ class LoRALinears(torch.autograd.Function):
             into.addmm_(up.to(dtype).t(), slope_rows.t(), beta=0, alpha=scale)
             slopes_up.append((part @ slope_rows).t().to(up.dtype, memory_format=torch.contiguous_format).mul_(scale))
             wide[0].append(slope_rows)
-            wide[1].append(base)
+            wide[1].append(base if own is None else partial(dequantize, base, own, dtype))
         slope_x: torch.Tensor | None = None
         wanted = ctx.needs_input_grad[0] and bool(wide[0])
         if _dropped(masks):
@@ -272,7 +285,7 @@ class LoRALinears(torch.autograd.Function):
             for slope, found, down in zip(slopes, slopes_down, downs, strict=True)
         ]
         slope_x = None if slope_x is None else slope_x.view(x.shape)
-        return slope_x, None, *[None] * (3 * n), *slopes_down, *slopes_up
+        return slope_x, None, *[None] * (4 * n), *slopes_down, *slopes_up
 
 
 def _dropped(masks: Sequence[torch.Tensor | None]) -> bool:
@@ -293,27 +306,34 @@ def _split(parts: Sequence[torch.Tensor], downs: Sequence[torch.Tensor]) -> Sequ
 
 
 def _sum(
-    firsts: list[torch.Tensor], seconds: list[torch.Tensor], scales: list[float], bias: torch.Tensor | None = None
+    firsts: list[torch.Tensor], seconds: list[Weight], scales: list[float], bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return ``sum_i scales[i] * firsts[i] @ seconds[i] + bias``, (N, O), added up in one tensor.
 
     One operation for a compiler, which would copy the sum per product, and for selective recomputation, which keeps it.
+    Otherwise there is one quantised weight at a time.
     """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        return torch.ops.allranks.sum_of_products(firsts, seconds, scales, bias)
+        return torch.ops.allranks.sum_of_products(firsts, list(map(_made, seconds)), scales, bias)
     return _sum_in_place(firsts, seconds, scales, bias)
 
 
+def _made(weight: Weight) -> torch.Tensor:
+    return weight if isinstance(weight, torch.Tensor) else weight()
+
+
 def _sum_in_place(
-    firsts: Sequence[torch.Tensor], seconds: Sequence[torch.Tensor], scales: Sequence[float], bias: torch.Tensor | None
+    firsts: Sequence[torch.Tensor], seconds: Sequence[Weight], scales: Sequence[float], bias: torch.Tensor | None
 ) -> torch.Tensor:
+    second = _made(seconds[0])
     if bias is None:
-        out = firsts[0].new_empty(firsts[0].shape[0], seconds[0].shape[1])
-        out.addmm_(firsts[0], seconds[0], beta=0, alpha=scales[0])
+        out = firsts[0].new_empty(firsts[0].shape[0], second.shape[1])
+        out.addmm_(firsts[0], second, beta=0, alpha=scales[0])
     else:
-        out = torch.addmm(bias, firsts[0], seconds[0], alpha=scales[0])
-    for first, second, scale in zip(firsts[1:], seconds[1:], scales[1:], strict=True):
-        out.addmm_(first, second, alpha=scale)
+        out = torch.addmm(bias, firsts[0], second, alpha=scales[0])
+    del second
+    for first, weight, scale in zip(firsts[1:], seconds[1:], scales[1:], strict=True):
+        out.addmm_(first, _made(weight), alpha=scale)
     return out
 
 

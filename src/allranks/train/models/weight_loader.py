@@ -287,7 +287,8 @@ class WeightLoader:
             why_not_direct: why not all ranks see the files; empty if there are none.
             first_node: number of ranks on rank 0's node, which are the first ranks.
         """
-        self._world, self._source, self.drawn = world, source, drawn
+        self._world, self.drawn = world, drawn
+        self._source: Any = source
         self._direct, self._why_not_direct, self._first_node = direct, why_not_direct, first_node
         self._problem: AllranksError | None = None  # why this rank could not read
         self._sent_because: Counter[str] = Counter()  # tensors that rank 0 sends although all ranks see the files
@@ -302,6 +303,11 @@ class WeightLoader:
         self._layout: list[tuple[str, str, Any]] = []
         self._started = time.perf_counter()
         self._kept_bytes = 0
+
+    def wrap_source(self, wrap: Callable[[Any], Any]) -> None:
+        """Take tensors from what `wrap` makes of the source, on the reader."""
+        if self._source is not None:
+            self._source = wrap(self._source)
 
     def begin(self, module: nn.Module, model: nn.Module, *, in_parts: bool) -> None:
         """Find unmaterialized parameters in `module`; digests and checkpoints use the names in the inner `model`.

@@ -135,7 +135,8 @@ def padded_bytes(parameter: nn.Parameter, world: int, dtype: torch.dtype | None 
     """Return a parameter's bytes communicated in `dtype` (None: its own), all ranks padded to the largest chunk."""
     rows = parameter.shape[0] if parameter.ndim else 1
     rest = parameter.numel() // max(rows, 1)
-    return -(-rows // world) * world * rest * (dtype or parameter.dtype).itemsize
+    dtype = dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
+    return -(-rows // world) * world * rest * dtype.itemsize
 
 
 def _mixed_precision(compute: torch.dtype | None) -> MixedPrecisionPolicy:

@@ -1,0 +1,81 @@
+"""QLoRA: a base in 4 bits is computed as a base with the same values, under all strategies that take it, and in runs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from allranks.launch.export import export_checkpoint
+from allranks.planning.memory.model_config import read_model_config
+from allranks.planning.memory.weights import model_memory, shapes_of, trained_weights_of
+from allranks.train.models.nf4 import dequantize, quantize
+from tests.dist.harness import allranks, equal, rows_spec, run_ranks, step_events, train, weights_of
+from tests.dist.making import save_family
+from tests.dist.quantized import ADAPTER
+from tests.unit.test_nf4 import nearest
+
+pytestmark = pytest.mark.dist
+CONFIG = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 320,
+}  # fmt: skip
+STRATEGIES = ["pytorch_ddp", "zero2", "pytorch_zero2", "pytorch_zero3", "pytorch_zero3:sharded", "hf_trainer"]
+
+
+def both(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[str, str]:
+    """A model, and one with the values of its weights in 4 bits, found without the package."""
+    own, rounded = (save_family(folder / name, "llama", CONFIG, dtype) for name in ("model", "rounded"))
+    state = load_file(rounded / "model.safetensors")
+    state = {n: nearest(w) if ".layers." in n and w.ndim == 2 else w for n, w in state.items()}
+    save_file(state, rounded / "model.safetensors", {"format": "pt"})
+    return str(own), str(rounded)
+
+
+def test_training_is_that_next_to_the_same_values(tmp_path: Path) -> None:
+    own, rounded = both(tmp_path)
+    dense = run_ranks("trained", 2, tmp_path, 240, "quantized", names=STRATEGIES, mode="none", model=rounded)
+    found = run_ranks("trained", 2, tmp_path, 240, "quantized", names=STRATEGIES, mode="nf4", model=own)
+    for name in STRATEGIES:
+        assert found[0][name]["steps"] == dense[0][name]["steps"], name
+        assert found[0][name]["weights"] == dense[0][name]["weights"] and found[0][name]["weights"], name
+    assert len({f[name]["base"] for f in found[:1] for name in STRATEGIES}) == 1
+    # the memory estimate's bytes are those of the parameters
+    shapes = shapes_of(read_model_config({"model_type": "llama", **CONFIG}, "here"))
+    sizes: dict[str, Any] = {"element": 4, "trained_element": 4, "autocast": None, "node_ranks": 2, "copies": 2}
+    planned = model_memory(
+        shapes, trained_weights_of(ADAPTER, shapes, "nf4"), **sizes, world=2, accumulates=False, device="cpu"
+    )
+    assert found[0]["pytorch_ddp"]["bytes"] == planned.base + planned.adapters
+    assert found[0]["pytorch_zero3:sharded"]["bytes"] == planned.share(planned.base) + planned.share(planned.adapters)
+
+
+def test_a_wrongly_quantised_weight_is_refused(tmp_path: Path) -> None:
+    own, _ = both(tmp_path)
+    found = run_ranks(
+        "trained", 2, tmp_path, 240, "quantized", names=["pytorch_zero3"], mode="nf4", model=own, wrong=True
+    )
+    for rank in found:
+        assert "q_proj.weight: " in rank["pytorch_zero3"]["error"] and "0.152" in rank["pytorch_zero3"]["error"]
+
+
+@pytest.mark.parametrize("strategy", ["pytorch_ddp", pytest.param("pytorch_zero3", marks=pytest.mark.full)])
+def test_a_run_goes_on_bitwise_and_is_exported_and_replies(tmp_path: Path, strategy: str) -> None:
+    spec = rows_spec(
+        tmp_path, name="q", strategy={"name": strategy}, checkpoint={"mode": "full", "every": 3}, eval={"samples": 1},
+        model={"name": "tiny:mistral", "quantize": "nf4_double", "config": CONFIG}, train={"max_steps": 6, "lr": 1e-2, "schedule": "constant"},
+    )  # fmt: skip
+    _, whole = train(tmp_path, spec, code=0)
+    _, short = train(tmp_path, spec, "--set", "train.max_steps=3", code=0)
+    allranks("resume", short.name, "--set", "train.max_steps=6", cwd=tmp_path, code=0)
+    assert [e["loss"] for e in step_events(short)] == [e["loss"] for e in step_events(whole)]
+    assert equal(weights_of(short, 6), weights_of(whole, 6))
+    merged = export_checkpoint(whole, step=6, merge=True, out=None, force=False)
+    assert merged.difference < 1e-4
+    base, made = (load_file(Path(folder) / "model.safetensors") for folder in (whole.model, merged.folder))
+    name = "model.layers.1.mlp.down_proj.weight"  # without adapter: what the ranks computed with
+    assert torch.equal(made[name], dequantize(*quantize(base[name], "nf4_double"), torch.float32))
+    said = allranks("generate", whole.name, "--prompt", "Add 1 and 2", "--json", cwd=tmp_path, code=0).stdout
+    assert json.loads(said)["replies"]
