@@ -375,16 +375,15 @@ def test_a_job_that_only_waits_for_nodes_is_left_to_slurm(asked: RunDir) -> None
     assert answers.called == ""
 
 
-def test_a_step_that_does_not_heed_its_end_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_step_that_does_not_heed_its_end_is_killed(tmp_path: Path) -> None:
     """As srun where it reaches neither its tasks nor Slurm's controller: it stays a minute and more."""
-    monkeypatch.setattr(srun, "STEP_END_S", 0.5)
     ready = tmp_path / "ready"
     found = srun.SrunStep(["sh", "-c", f"trap '' TERM; touch {ready}; while :; do sleep 0.1; done"])
     try:
         while not ready.exists():
             time.sleep(0.01)
         assert found.poll() is None
-        found.end()
+        found.end(within_s=0.5)
         deadline = time.monotonic() + 10
         while (code := found.poll()) is None and time.monotonic() < deadline:
             time.sleep(0.05)
