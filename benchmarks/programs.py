@@ -30,7 +30,7 @@ def usual_environment() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
 
 
-def _end_group(process: subprocess.Popen[bytes], grace_s: float = 10.0) -> None:
+def end_group(process: subprocess.Popen[bytes], grace_s: float = 10.0) -> None:
     """Ask the whole process group to end, then end it."""
     for signum in (signal.SIGTERM, signal.SIGKILL):
         try:
@@ -64,7 +64,7 @@ def run(command: list[str], log: Path, timeout_s: float, env: dict[str, str] | N
         except subprocess.TimeoutExpired:
             why = f"no end after {timeout_s:.0f} s"
         finally:
-            _end_group(process)
+            end_group(process)
     if why:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
         raise ProgramFailed(f"{' '.join([Path(command[0]).name, *command[1:6]])} ...: {why}\n{tail}")

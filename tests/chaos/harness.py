@@ -351,6 +351,8 @@ class Running:
             "env": {"OMP_NUM_THREADS": "1"}, "cache": str(folder / "cache"),
             "restarts": {"max": None if case.restarts else 0},
         }  # fmt: skip
+        if case.restarts:  # a stall in the set-up is noticed shortly before collectives time out
+            cluster["timeout_s"] = 120
         if any(a.target == "scontrol" for a in case.actions) or "scontrol" in case.id:
             cluster["setup"] = [f"export PATH={self._broken_scontrol()}:$PATH"]
         if case.program:

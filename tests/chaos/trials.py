@@ -21,7 +21,7 @@ INSIDE = {
 """Faults inside a rank, with what the final message says where the run stops; empty: the run goes on."""
 AT_SAVE = {"stale": "(?i)stale", "readonly": "(?i)read-only", "raise": "planted by chaos"}
 MOMENTS = ("prepare", "join", "build", "step", "step", "eval", "save", "save", "end")
-OUTSIDE_LOCAL = {"agent:KILL": "(?i)agent", "agent:STOP": "(?i)agent", "disk:fill": "(?i)space|disk"}
+OUTSIDE_LOCAL = {"agent:KILL": "(?i)agent", "agent:STOP": "(?i)agent", "disk:fill": "(?i)space|disk|are free"}
 OUTSIDE_LOCAL |= {"checkpoint:damage": "SIGKILL"}
 PHASES_LOCAL = {"start": 0, "joining": 0, "training": 0, "saving": 2, "evaluating": 1}
 NODE = {"node:kill": "", "link:cut": "", "link:flap": "", "link:slow": "", "link:down": "", "names:lose": ""}
