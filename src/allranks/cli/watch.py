@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import click
 
-from allranks.cli.options import echo, root_option, run_argument
+from allranks.cli.options import complete_runs, echo, root_option
 from allranks.errors import EXIT_FAILED, EXIT_OK, AllranksError, EnvironmentNotAble
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 @click.command("watch")
-@run_argument
+@click.argument("run", default="latest", shell_complete=complete_runs)
 @click.option("--once", is_flag=True, help="Show the state once and return.")
 @click.option("--web", is_flag=True, help="Serve the run's page on 127.0.0.1, with its charts growing.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Port of --web (default: a free one).")
