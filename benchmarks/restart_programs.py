@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import MistralConfig, MistralForCausalLM, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-SHAPE = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 320, "num_hidden_layers": 2}
+SHAPE: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 320, "num_hidden_layers": 2}
 SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 LENGTH, PACE_S = 64, 0.05
 
@@ -79,9 +79,9 @@ def hf(folder: Path, steps: int, save_every: int) -> None:
         str(folder / "out"), max_steps=steps, save_steps=save_every, per_device_train_batch_size=2, use_cpu=True,
         report_to="none", disable_tqdm=True, ddp_backend="gloo", logging_strategy="no",
     )  # fmt: skip
+    data: Any = [{"input_ids": row, "labels": row} for row in rows]
     trainer = Trainer(
-        MistralForCausalLM(MistralConfig(**SHAPE)), arguments,
-        train_dataset=[{"input_ids": row, "labels": row} for row in rows], callbacks=[Record(recorder(folder))],
+        MistralForCausalLM(MistralConfig(**SHAPE)), arguments, train_dataset=data, callbacks=[Record(recorder(folder))],
     )  # fmt: skip
     last = get_last_checkpoint(str(folder / "out")) if (folder / "out").is_dir() else None
     trainer.train(resume_from_checkpoint=last)

@@ -295,7 +295,9 @@ def running(case: Case, box: Cluster | None) -> "Iterator[Running]":
                 stack.callback(restore)
         else:
             place = stack.enter_context(closing(Machine()))
-        yield Running(case, place, folder)
+        one = Running(case, place, folder)
+        stack.callback(one.close)
+        yield one
 
 
 class Running:
@@ -341,6 +343,12 @@ class Running:
             message=self._tail(message), left=left, restarts=restarts, excluded=excluded, resumed=resumed,
             shown=self._tail(shown), reasons=(problem,) if problem else (),
         )  # fmt: skip
+
+    def close(self) -> None:
+        """End the command, if the trial itself was stopped."""
+        process = getattr(self, "_process", None)
+        if process is not None and process.poll() is None:
+            process.kill()
 
     # --- what is run
 
