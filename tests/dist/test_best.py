@@ -207,14 +207,14 @@ def test_other_weights_are_not_published(lora: RunDir, tmp_path: Path) -> None:
     name = next(n for n in weights if "lora_B" in n)
     save_file({**weights, name: weights[name] * 2}, spoilt / "adapter_model.safetensors")
     with pytest.raises(Exception, match="nothing was published"):
-        verify_logits(source, spoilt, base)
+        verify_logits(source, spoilt, base, "none")
     model = load(source, base)
     for module in model.modules():
         if hasattr(module, "lora_A"):
             module.scaling["default"] *= 1.5
     model.merge_and_unload().save_pretrained(str(tmp_path / "merged"))
     with pytest.raises(Exception, match="nothing was published"):
-        verify_logits(source, tmp_path / "merged", base)
+        verify_logits(source, tmp_path / "merged", base, "none")
 
 
 def test_what_is_there_stays_and_what_is_damaged_is_named(lora: RunDir, tmp_path: Path) -> None:

@@ -58,8 +58,13 @@ def test_every_key_is_offered_once_and_can_be_set() -> None:
     assert set(keys) - set(all_keys(RunSpec)) == {k for k in keys if k.startswith("strategy.") and k != "strategy.name"}
     base = {"model": {"name": "tiny:llama"}, "data": {"source": "builtin:instructions"}}
     for key, values in keys.items():
-        if key.startswith("strategy.") or key in {"data.template", "cluster.launcher", "checkpoint.keep_best"}:
-            continue  # depends on the strategy, on the data, on other keys of the cluster, on evaluations
+        if key.startswith("strategy.") or key in {
+            "data.template",
+            "cluster.launcher",
+            "checkpoint.keep_best",
+            "model.quantize",
+        }:
+            continue  # depends on the strategy, the data, other keys of the cluster, evaluations, the adapter
         for value in values:
             model = ["model.name=mlp:8x2"] if value == "builtin:noise" else []
             parse_spec(base, [f"{key}={value}", *model])

@@ -51,7 +51,7 @@ class Control(step_metrics.AsyncStepReduction):
     gpu: Gpu
 
     def start(self, step: int, loss_sum: torch.Tensor, grad_norm: torch.Tensor, **more: Any) -> None:
-        vector = torch.zeros(7, dtype=torch.float64)
+        vector = torch.zeros(8, dtype=torch.float64)
         vector[0], vector[5], vector[6] = float(loss_sum), float(more["rows"]), float(more["planned_rows"])
         earlier, self._copied = self._copied, (step, vector, cast(torch.cuda.Event, self.gpu.queue()))
         self._reduce_copied(earlier)

@@ -33,7 +33,7 @@ class SbatchCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args[:1] in (["--help"], ["-h"]) and not ctx.resilient_parsing:
-            click.echo(ctx.get_help())
+            echo(ctx.get_help())
             ctx.exit()
         ctx.params["words"] = args
         return []
@@ -74,7 +74,7 @@ def sbatch_command(words: list[str]) -> int:
         process = subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, text=True, errors="replace")
         try:
             for line in process.stdout or ():
-                click.echo(line, nl=False)
+                echo(line.removesuffix("\n"))
                 if (submitted := SUBMITTED.fullmatch(line)) and "test-only" not in given:
                     job = submitted[1]
                     if follow:
