@@ -127,11 +127,9 @@ def main() -> None:
     parser.add_argument("--nvrx", help="ft_launcher of an environment with nvidia-resiliency-ext")
     parser.add_argument("--nvrx-version", default="not installed")
     parser.add_argument("--only", default="", help="a regular expression for the names of systems")
-    parser.add_argument("--add", action="store_true", help="keep the repetitions that the table has")
     args = parser.parse_args()
     exit_on_sigterm()
-    kept = json.loads(TABLE.read_text())["systems"] if args.add and TABLE.exists() else {}
-    seen: dict[str, list[dict[str, Any]]] = {name: row["each"] for name, row in kept.items()}
+    seen: dict[str, list[dict[str, Any]]] = {}
     for repetition in range(args.repeat):
         for name in (name for name in commands(Path(), args.nvrx) if re.search(args.only, name)):
             with tempfile.TemporaryDirectory(prefix="restart-peers-", ignore_cleanup_errors=True) as made:
