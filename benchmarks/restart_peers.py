@@ -149,10 +149,7 @@ def _write(seen: dict[str, list[dict[str, Any]]], nvrx: str) -> None:
             row[key] = {"median": statistics.median(values), "min": min(values), "max": max(values)} if values else None
         row["told"] = next((one["told"] for one in each if one.get("told")), [])
         row["errors"] = [one["error"] for one in each if "error" in one]
-        table["systems"][name] = {
-            **row,
-            "others_share": [one.get("disturbance", {}).get("others_share") for one in each],
-        }
+        table["systems"][name] = {**row, "others_share": [one.get("others_share") for one in each]}
     TABLE.write_text(json.dumps(table, indent=1) + "\n")
 
 
