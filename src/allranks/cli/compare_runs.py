@@ -69,10 +69,10 @@ def compare_runs_command(runs: tuple[str, ...], out: Path | None, run_root: Path
 
 
 def _show(comparison: RunComparison) -> None:
-    from allranks.analysis.report.comparison_page import FORMATS, best_run, data_line, plain, point_name
+    from allranks.analysis.report.comparison_page import FORMATS, best_run, data_line, point_name
     from allranks.analysis.report.run_comparison import FIGURES
     from allranks.cli.console import FittedColumn, print_fitted, table_console
-    from allranks.utils.text import format_loss
+    from allranks.utils.text import format_loss, format_value, sanitize
 
     console, runs = table_console(), comparison.runs
     letters = [chr(ord("A") + i) if i < 26 else str(i) for i in range(len(runs))]
@@ -97,7 +97,10 @@ def _show(comparison: RunComparison) -> None:
         echo("The specs, and what is known of the environments, are equal.")
         return
     echo("")
-    rows = [[row.key, *map(plain, row.values), row.changes] for row in comparison.differences]
+    rows = [
+        [row.key, *(sanitize(format_value(value), 60) for value in row.values), row.changes]
+        for row in comparison.differences
+    ]
     columns = [
         FittedColumn("differs", fold_to=18),
         *(FittedColumn(letter, fold_to=12, drop=i) for i, letter in enumerate(letters)),

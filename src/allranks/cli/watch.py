@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import http.server
 import secrets
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -219,8 +220,6 @@ def _rank_table(state: LiveState, *, running: bool) -> RenderableType:
                 silent,
             ]
         )
-    import shutil
-
     more = f"{len(ranks) - SHOWN_RANKS} more ranks are not shown" if len(ranks) > SHOWN_RANKS else None
     table, _ = fitted_table(columns, rows, shutil.get_terminal_size().columns, caption=more, caption_justify="left")
     return table

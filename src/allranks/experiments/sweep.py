@@ -212,8 +212,7 @@ def run_sweep(sweep: Sweep, observer: Observer | None = None, *, again: bool = F
         again: run failed, diverged and refused points once more.
     """
     view = observer or NullObserver()
-    for number, point in enumerate(sweep.points, 1):
-        before = next(r for r in results_of(sweep) if r.name == point.name)
+    for number, (point, before) in enumerate(zip(sweep.points, results_of(sweep), strict=True), 1):
         if before.status == "succeeded" or (before.status in ("failed", "diverged", "refused") and not again):
             continue
         view.say(f"point    {number} of {len(sweep.points)}: {' '.join(point.sets)}")

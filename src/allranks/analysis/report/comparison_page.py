@@ -28,7 +28,6 @@ from allranks.utils.text import (
     format_percent,
     format_rate,
     format_value,
-    sanitize,
 )
 
 HEIGHT = 320
@@ -187,8 +186,3 @@ def _memory_chart(runs: Sequence[ComparedRun]) -> Chart | None:
     figure = {"data": traces, "layout": layout(HEIGHT, "", bargap=0.5)}
     figure["layout"]["yaxis"] = axis(rangemode="tozero", title={"text": "GiB"})
     return Chart("memory", "Peak memory per rank", "The largest of all ranks.", figure)
-
-
-def plain(value: Any) -> str:
-    """Return a value of a spec as text for a terminal."""
-    return sanitize(format_value(value), 60)

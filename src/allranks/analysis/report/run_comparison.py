@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import yaml
 
 from allranks.analysis.report.figures import common_steps, rates, smooth, smoothing_width
 from allranks.analysis.report.run_data import RunData, versions_of
-from allranks.utils.text import as_dict, as_dicts, finite_float, finite_int
+from allranks.errors import SpecError
+from allranks.spec.loader import parse_yaml
+from allranks.utils.text import as_dict, as_dicts, finite_float, finite_int, format_list
 
 FIGURES = {
     "status": "status",
@@ -162,8 +163,8 @@ def _settings(data: RunData) -> dict[str, Any]:
     """Return the flat spec with all defaults, and the facts of the environment that the run has recorded."""
     flat = dict[str, Any]()
     try:
-        _flatten("", as_dict(yaml.safe_load(data.spec)), flat)
-    except yaml.YAMLError:
+        _flatten("", as_dict(parse_yaml(data.spec, data.name)), flat)
+    except SpecError:
         flat["spec"] = UNKNOWN
     for key in ("name", "run_root"):
         flat.pop(key, None)
@@ -171,15 +172,10 @@ def _settings(data: RunData) -> dict[str, Any]:
     flat["global_batch_size"] = finite_int(as_dict(data.plan.get("batch")).get("global_batch_size"))
     flat["device"] = data.metrics.get("device") or data.plan.get("device")
     probes = as_dicts(data.preflight)
-    flat["host"] = format_hosts(sorted({str(probe.get("host")) for probe in probes})) or None
+    flat["host"] = format_list(sorted({str(probe.get("host")) for probe in probes}), 4) or None
     versions = versions_of(data.zero) | {"allranks": str(data.run_args.get("allranks") or UNKNOWN)}
     flat |= {f"package.{name}": version for name, version in versions.items()}
     return flat
-
-
-def format_hosts(hosts: Sequence[str]) -> str:
-    """Return the first hosts, and the number of the others."""
-    return ", ".join(hosts[:4]) + f" and {len(hosts) - 4} more" * (len(hosts) > 4)
 
 
 def _flatten(prefix: str, value: Any, flat: dict[str, Any]) -> None:
