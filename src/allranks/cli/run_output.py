@@ -4,7 +4,6 @@ end."""
 from __future__ import annotations
 
 import string
-import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -23,6 +22,7 @@ from allranks.analysis.machine_load import machine_notes
 from allranks.analysis.metrics import before_and_after
 from allranks.analysis.stragglers import link_notes
 from allranks.cli.console import SafeConsole
+from allranks.cli.log_follower import LogFollower
 from allranks.rundir.events import REPORTED, read_events
 from allranks.rundir.paths import RunDir
 from allranks.utils.inputs import read_appended
@@ -197,7 +197,7 @@ class LogReader:
         return [f"... {skipped:,} bytes are not shown; the log has all: {path}", *shown] if skipped else shown
 
 
-class ProgramOutput(threading.Thread):
+class ProgramOutput(LogFollower):
     """Show new lines of the ranks' logs until the block ends; as a context manager around the run.
 
     Args:
@@ -206,23 +206,9 @@ class ProgramOutput(threading.Thread):
     """
 
     def __init__(self, run: RunDir, show: Callable[[str], object], which: str) -> None:
-        super().__init__(name="output", daemon=True)
+        super().__init__(LOOK_S)
         self._run, self._show, self._which = run, show, which
         self._reader = LogReader({path: path.stat().st_size for path in self._logs().values()}, CHUNK_BYTES)
-        self._stopped = threading.Event()
-
-    def __enter__(self) -> ProgramOutput:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        self.join(timeout=10.0)
-        self._look(last=True)
-
-    def run(self) -> None:
-        while not self._stopped.wait(LOOK_S):
-            self._look()
 
     def _logs(self) -> dict[int, Path]:
         attempts = self._run.attempts()

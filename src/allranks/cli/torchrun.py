@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from allranks.cli.log_follower import LogFollower
 from allranks.cli.options import echo
 from allranks.errors import EXIT_FAILED, EXIT_OK, EXIT_REQUEST, AllranksError, RequestError
 from allranks.launch.torchrun.options import TorchrunOptions, parse, shown_ranks
@@ -35,7 +35,7 @@ class _Verbatim(click.Command):
         return []
 
 
-class RankOutput(threading.Thread):
+class RankOutput(LogFollower):
     """Copy what ranks of this node write to standard output, as it is; as a context manager around an attempt.
 
     Args:
@@ -43,8 +43,8 @@ class RankOutput(threading.Thread):
     """
 
     def __init__(self, run: RunDir, ranks: list[int], shown: dict[int, bool], role: str) -> None:
-        super().__init__(name="output", daemon=True)
-        self._run, self._stopped = run, threading.Event()
+        super().__init__(LOOK_S)
+        self._run = run
         template = Template(os.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", PREFIX))
         self._prefixes = {
             ranks[r]: template.safe_substitute(role_name=role, local_rank=r, rank=ranks[r]).encode()
@@ -54,19 +54,6 @@ class RankOutput(threading.Thread):
         }
         self._offsets: dict[Path, int] = {}
         self._rests: dict[Path, bytes] = {}
-
-    def __enter__(self) -> RankOutput:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        self.join(timeout=10.0)
-        self._look(last=True)
-
-    def run(self) -> None:
-        while not self._stopped.wait(LOOK_S):
-            self._look()
 
     def _look(self, *, last: bool = False) -> None:
         for attempt in self._run.attempts():
