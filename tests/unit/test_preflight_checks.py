@@ -73,7 +73,9 @@ def test_nodes_that_are_well_give_the_line_of_the_lab() -> None:
 
 def test_a_missing_package_and_a_differing_version() -> None:
     gone = third(packages=with_packages(3, torch=Package(version="2.13.0", origin=None)))  # an empty folder
-    assert only(gone, "n3.pkgs").found == "MISSING(torch)" and "pkgs=MISSING(torch)" in run_checks(gone)[2].line()
+    missing = only(gone, "n3.pkgs")
+    assert missing.found == "MISSING(torch)" and "pkgs=MISSING(torch)" in run_checks(gone)[2].line()
+    assert missing.cure.startswith("without a GPU first /env/bin/python -m pip install torch --index-url")
     check = only(third(packages=with_packages(3, peft=Package(version="0.18.0", origin="/x"))), "n3.pkgs")
     assert check.found == "VERSION(peft 0.18.0, others 0.19.0)" and "peft==0.19.0" in check.cure
 

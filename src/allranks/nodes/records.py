@@ -9,6 +9,9 @@ import msgspec
 from allranks.errors import EnvironmentNotAble
 from allranks.planning.records import NetworkInterface, RdmaPort
 
+CPU_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
+"""PyPI's torch for Linux brings several GB of CUDA libraries."""
+
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
     """One fact about one node, and whether it is acceptable."""

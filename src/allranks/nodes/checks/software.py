@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from allranks.nodes.checks import ChecksByHost, NodeSurvey, each_node, failed_check, majority_value, passed_check
-from allranks.nodes.records import Check, FolderFacts, HubItem, NodeRequirements, Probe
+from allranks.nodes.records import CPU_TORCH, Check, FolderFacts, HubItem, NodeRequirements, Probe
 from allranks.spec.data_sources import key_of, looks_like_file, parts_of, source_of
 from allranks.spec.records import RunSpec
 from allranks.spec.strategies import strategy_info
@@ -109,6 +109,8 @@ def pkgs(survey: NodeSurvey) -> ChecksByHost:
             cure = (
                 f"{where} -m pip install 'allranks[{extras}]' on {probe.host}, or one environment that all nodes share"
             )
+            if "torch" in missing and not probe.gpus and not probe.gpu_error:
+                cure = f"without a GPU first {where} -m {CPU_TORCH}; {cure}"
             if not _right_python(survey, probe):
                 cure = f"{probe.host} was checked with another interpreter, so fix py first"
             verdicts[probe.host] = failed_check("pkgs", f"MISSING({','.join(missing)})", cure)

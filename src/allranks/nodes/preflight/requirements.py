@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from allranks.nodes.rank_command import InterpreterFacts, ask_interpreter, node_python, program_file
-from allranks.nodes.records import Check, NodeRequirements, PreflightReport, RequiredFolder
+from allranks.nodes.records import CPU_TORCH, Check, NodeRequirements, PreflightReport, RequiredFolder
 from allranks.planning import memory
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.checkpoints import missing_room
@@ -177,7 +177,7 @@ def local_report(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, fit: memo
     threads = next((e.value for e in plan.environment if e.name == "OMP_NUM_THREADS"), "?")
     checks = [
         Check(name="python", ok=True, found=".".join(map(str, sys.version_info[:3]))),
-        *([_packages(installed_by, ranks_python)] if own_ranks or same_python else []),
+        *([_packages(installed_by, ranks_python, gpus=bool(facts.gpus))] if own_ranks or same_python else []),
         *_run_root_checks(spec, plan, fit),
         Check(name="threads", ok=True, found=f"{plan.procs_per_node}x{threads}/{facts.cpus}-cores"),
     ]
@@ -192,18 +192,21 @@ def _ask_own_python(spec: RunSpec, names: Sequence[str]) -> InterpreterFacts | N
     return ask_interpreter(wanted, names)
 
 
-def _packages(installed_by: dict[str, str], there: InterpreterFacts | None) -> Check:
+def _packages(installed_by: dict[str, str], there: InterpreterFacts | None, *, gpus: bool) -> Check:
     missing = [
         name
         for name in installed_by
         if (importlib.util.find_spec(name) is None if there is None else name in there.missing)
     ]
     where = f"in cluster.python: {there.python} -m " if there is not None else ""
+    commands = dict.fromkeys(f"{where}{installed_by[name]}" for name in missing)
+    if "torch" in missing and not gpus:
+        commands = {f"without a GPU first {where}{CPU_TORCH}": None} | commands
     return Check(
         name="packages",
         ok=not missing,
         found=f"missing {', '.join(missing)}" if missing else "ok",
-        cure="; ".join(dict.fromkeys(f"{where}{installed_by[name]}" for name in missing)),
+        cure="; ".join(commands),
     )
 
 
