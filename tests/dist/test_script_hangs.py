@@ -11,11 +11,11 @@ import pytest
 
 from allranks.rundir.events import read_events
 from allranks.rundir.files import read_json
-from tests.dist.harness import allranks, stall_ranks, train
+from tests.dist.harness import allranks, free_port, stall_ranks, train
 
 pytestmark = pytest.mark.dist
 PROGRAM = """
-import sys, time
+import json, os, socket, sys, threading, time
 import torch
 import torch.distributed as dist
 
@@ -27,11 +27,25 @@ def evaluate_alone(seconds):
     while time.monotonic() < end:
         torch.ones(64, 64) @ torch.ones(64, 64)
 
+def answer_as_ras(server, pid):
+    connection, _ = server.accept()
+    connection.recv(1000)
+    rank = {"rank": 1, "host": "here", "pid": pid, "status": {"unresponsive": True, "considered_dead": False}}
+    comm = {"hash": "0xab", "size": 2, "ranks": [], "missing_ranks": [rank]}
+    report = {"nccl_version": "2.29.1", "communicators_count": 1, "communicators": [comm]}
+    connection.sendall(b"SERVER PROTOCOL 2\\nOK\\nOK\\n" + json.dumps(report).encode())
+    connection.close()
+
 if sys.argv[1] == "lock":
     from torch.utils.file_baton import FileBaton
     FileBaton(__file__).wait()
 dist.init_process_group("gloo")
 rank, what = dist.get_rank(), sys.argv[1]
+pids = [torch.zeros(1, dtype=torch.long) for _ in range(dist.get_world_size())]
+dist.all_gather(pids, torch.tensor([os.getpid()]))
+if rank == 0 and what == "sleep":
+    server = socket.create_server(("127.0.0.1", int(os.environ["NCCL_RAS_ADDR"].partition(":")[2])))
+    threading.Thread(target=answer_as_ras, args=(server, int(pids[1])), daemon=True).start()
 for i in range(6):
     dist.all_reduce(torch.ones(4))
     time.sleep(0.1)
@@ -78,19 +92,22 @@ def end_of(tmp_path: Path, what: str, hang_s: float = 6, ranks: int = 2, code: i
     ("what", "ranks", "reason", "where"),
     [
         ("sleep", 2, "never joined collective", "program.py:7 in fetch"),
-        pytest.param("skip", 3, "other ranks called all_reduce", "program.py:31 in <module>", marks=pytest.mark.full),
+        pytest.param("skip", 3, "other ranks called all_reduce", "program.py:45 in <module>", marks=pytest.mark.full),
     ],
 )
 def test_the_rank_that_hangs_is_named_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, ranks: int, reason: str, where: str
 ) -> None:
     stall_ranks(monkeypatch, "")
+    monkeypatch.setenv("NCCL_RAS_ADDR", f"localhost:{free_port()}")
     done, run = end_of(tmp_path, what, ranks=ranks)
     report = read_json(run.hang_report(1))
     (stalled,) = report["stalled"]
     assert (stalled["rank"], reason in stalled["why"]) == (1, True), report["sentence"]
     assert where in report["sentence"] and report["sentence"] in done.stderr
     assert report["alarm"]["phase"] == "script"
+    assert ("NCCL RAS names it, too" in report["sentence"]) == run.hang_ras(1, 0).exists() == (what == "sleep")
+    assert [note[:28] for note in report["notes"]] == ["NCCL RAS: 1 of 2 ranks of co"] * (what == "sleep")
 
 
 @pytest.mark.full

@@ -152,3 +152,81 @@ def test_faulthandler_dumps(tmp_path: Path) -> None:
     load = frame.format('utils/data/dataloader.py", line 5 in _next_data')
     finding = of(tmp_path, {f"n.rank{rank}.log": text for rank, text in enumerate([wait, load, wait])}).findings[0]
     assert (finding.id, finding.rank) == ("dataloader_hang", 1)
+
+
+# As NCCL's documentation and sources print it (2.24 to 2.30), not recorded on GPUs.
+RAS = """NCCL version 2.30.7 compiled with CUDA 12.8
+
+Communicators... (2.05s)
+=============
+
+Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
+    #  in group  per comm  per node  per comm  in group
+    0         1         4       7-8        32        32   RUNNING  INCOMPLETE
+    1         8         4         1         4        32   RUNNING  OK
+
+Errors
+======
+
+{errors}
+
+Warnings
+========
+
+TIMEOUT
+  Encountered 2 communication timeouts while gathering communicator data
+
+{warnings}
+"""
+GONE = "Process 3487984 on node 172.16.64.213 managing GPU 5"
+INCOMPLETE = (
+    f"INCOMPLETE\n  Missing communicator data from 1 job process\n  {GONE}\n\n#{{}} (cf264af53edbe986) INCOMPLETE\n  "
+)
+INCOMPLETE += "Missing communicator data from 1 rank\n  "
+OLD, NEW = "The missing rank: 21", "Rank 21 -- GPU 5 managed by process 3487984 on node 172.16.64.213"
+DEAD = f"DEAD\n  1 job process is considered dead (unreachable via the RAS network)\n  {GONE}"
+UNEVEN = "#0-0 (78db921d1c117b4a) MISMATCH\n  Communicator ranks have different AllReduce operation counts\n"
+LAGS = (
+    UNEVEN
+    + "  31 ranks have launched up to operation 64\n  Rank 7 has launched up to operation {} -- GPU 3 managed by "
+)
+LAGS += "process 1650386 on node node1"
+AHEAD = f"{UNEVEN}  30 ranks have launched up to operation 640\n  2 ranks have launched up to operation 700\n  Rank 12 -- GPU 4"
+AHEAD += " managed by process 323032 on node 10.137.190.124\n  Rank 13 -- [process information not found]"
+JSON_RANK = {"host": "a", "status": {"unresponsive": True, "considered_dead": False, "async_error": 0}}
+
+
+def _json(counts: list[int], missing: list[int]) -> str:
+    present = [
+        {"rank": r, "pid": 70 + r, **JSON_RANK, "collective_counts": {"AllReduce": n}} for r, n in enumerate(counts)
+    ]
+    absent = [{"rank": rank, "pid": 90 + rank, **JSON_RANK} for rank in missing]
+    comm = {"hash": "0xae94", "size": len(counts + missing), "ranks": present, "missing_ranks": absent}
+    return json.dumps({"nccl_version": "2.29.1", "communicators_count": 1, "communicators": [comm]}, indent=2)
+
+
+def _text(errors: str = "", warnings: str = "") -> str:
+    return RAS.format(errors=errors, warnings=warnings)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "rank", "says"),
+    [
+        (_text(INCOMPLETE.format("0-0") + OLD), "rank_died", 21, "no longer"),
+        (_text(INCOMPLETE.format("1-3") + NEW), "rank_died", None, "3487984"),
+        (_text(DEAD), "rank_died", None, "172.16.64.213"),
+        (_text(warnings=LAGS.format(60)), "collective_mismatch", 7, "others 64 (rank 7"),
+        (_text(warnings=LAGS.format(63)), "", None, ""),  # of a job that works
+        (_text(warnings=LAGS.format(63)) * 2, "collective_mismatch", 7, "AllReduce 63"),
+        (_text(warnings=AHEAD), "", None, ""),
+        (f"step 1\n{_text()}ZeroDivisionError: x\n", "application_error", None, ""),
+        (_json([4, 4, 4], [3]), "rank_died", 3, "process 93 on a"),
+        (_json([9, 9, 5, 9], []), "collective_mismatch", 2, "1 of 4 ranks of communicator ae94"),
+        (_json([9, 9, 9, 9], []), "", None, ""),
+        (_json([4, 4], [3])[:-300], "", None, ""),
+    ],
+)
+def test_reports_of_ncclras(tmp_path: Path, text: str, name: str, rank: int | None, says: str) -> None:
+    findings = of(tmp_path, {"job.txt": text}).findings
+    assert [(f.id, f.rank) for f in findings] == [(name, rank)] * bool(name)
+    assert all(says in f"{f.title} {f.cause} {f.host}" for f in findings)

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from allranks.analysis.flight_recorder import CollectiveCall
+from allranks.analysis.nccl_ras import RasFinding, RasRank
 from allranks.analysis.stacks import StackFrame
 from allranks.launch.monitor.evidence import save_evidence
 from allranks.launch.monitor.hang_rules import HangAnalyzer, analyze_hang
@@ -254,6 +255,30 @@ def test_evidence_of_a_node_that_the_driver_does_not_reach_is_taken_from_the_run
     assert (report["missing_hosts"], [f["rank"] for f in report["stalled"]]) == (["n3"], [1])
     HangAnalyzer(alone, 1, HOSTS, 3)(ALARM, [on_node(0, rank(0, **INSIDE))])
     assert read_json(alone.hang_report(1))["missing_hosts"] == ["n2", "n3"]
+
+
+@pytest.mark.parametrize(
+    ("evidence", "findings", "expected"),
+    [
+        ({}, [("behind", 2, 102)], ([2], "NCCL RAS: text")),
+        ({}, [("uneven", 0, 100), ("missing", 5, 101)], ([1], "NCCL RAS: text")),  # a rank of another communicator
+        ({}, [("behind", 2, 992)], ([], None)),  # another job's
+        ({}, [("even", 0, 100), ("missing", 1, 992)], ([], "NCCL RAS: text")),  # a process that is no rank
+        ({}, [("behind", 0, 100), ("behind", 1, 101)], ([0], "NCCL RAS: text")),
+        (BEHIND, [("missing", 1, 101)], ([1], "NCCL RAS names it, too")),
+    ],
+)
+def test_ras_supports_the_verdict_or_decides_where_nothing_else_does(
+    evidence: Evidence, findings: list[tuple[str, int, int]], expected: tuple[list[int], str | None]
+) -> None:
+    ras = [RasFinding(kind=kind, text="text", size=9, ranks=[RasRank(r, pid)]) for kind, r, pid in findings]
+    inside = {"calls": []} if not evidence else INSIDE
+    report = verdict(
+        nodes=[on_node(0, rank(0, **inside), ras=ras), on_node(1, rank(1, **{**inside, **evidence}), rank(2, **inside))]
+    )
+    assert named(report) == expected[0]
+    assert (expected[1] or "NCCL RAS") in f"{report.sentence} {report.notes}" or expected[1] is None
+    assert bool(report.notes) == (expected[1] is not None)
 
 
 @pytest.mark.parametrize("refused", ["hang", "events"])

@@ -35,7 +35,7 @@ from allranks.launch.channel_protocol import (
     StartOrder,
 )
 from allranks.launch.monitor import evidence
-from allranks.launch.monitor.evidence import EvidenceCollector
+from allranks.launch.monitor.evidence import EvidenceCollector, ras_address
 from allranks.launch.monitor.hang_watch import HangMonitor, ScriptSilence, WatchedNode
 from allranks.launch.monitor.log_progress import LogProgress
 from allranks.launch.monitor.records import HangAlarm
@@ -473,7 +473,13 @@ class Agent:
             WatchedNode(self._run, self._attempt, self._node, self._report.host, self._host, self._pages),
             self._plan.hang,
             EvidenceCollector(
-                self._run, self._attempt, self._node, self._host, driver, place.interface if place else ""
+                self._run,
+                self._attempt,
+                self._node,
+                self._host,
+                driver,
+                place.interface if place else "",
+                ras_address(self._plan.device, self._node),
             ),
             self._channel,
             raise_alarm=self._raise_alarm,

@@ -144,6 +144,10 @@ class RunDir(Struct, frozen=True):
         """Stacks of all threads of a rank."""
         return self.hang(attempt) / f"{host}.rank{rank}.stack.log"
 
+    def hang_ras(self, attempt: int, node: int) -> Path:
+        """Return the path of what NCCL's RAS reported to a node."""
+        return self.hang(attempt) / f"nccl-ras.node{node}"
+
     def hang_flight(self, attempt: int, rank: int) -> Path:
         """Return the path of a rank's last collectives, written by torch's flight recorder."""
         return self.hang(attempt) / f"flight.rank{rank}"

@@ -135,7 +135,7 @@ def _logs_of_run(run: RunDir) -> Iterator[Path]:
         (last, ("*.log", "*.exit.json")),
         (run.logs, ("*.log", "driver.json")),
         (run.events, ("*.jsonl",)),
-        (run.hang(max(run.attempts(), default=1)), ("*.stack.log", "flight.rank*", "watchdog.rank*")),
+        (run.hang(max(run.attempts(), default=1)), ("*.stack.log", "flight.rank*", "watchdog.rank*", "nccl-ras.node*")),
     ):
         for form in forms:
             yield from sorted(folder.glob(form))

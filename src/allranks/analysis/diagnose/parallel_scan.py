@@ -11,6 +11,7 @@ from allranks.analysis.diagnose.logs import LogFile, UnreadableLog, read_blocks
 from allranks.analysis.diagnose.records import EMPTY_FILE, FileScan, LogSignal
 from allranks.analysis.diagnose.scanner import Scanner
 from allranks.analysis.flight_recorder import HEAD, is_flight_record, read_flight_record
+from allranks.analysis.nccl_ras import TABLE, is_ras_json, read_ras, report_lines
 from allranks.utils.inputs import open_regular, read_regular
 from allranks.utils.machine import usable_cpus
 from allranks.utils.workers import map_in_processes
@@ -120,7 +121,8 @@ def _unread(number: int, why: str) -> FileScan:
 
 def _scan_one(scanner: Scanner, number: int, source: LogFile) -> FileScan:
     problems: list[str] = []
-    if _is_flight_record(source):
+    head = _head(source)
+    if is_flight_record(head):
         return _flight(number, source)
 
     def pieces():
@@ -133,17 +135,22 @@ def _scan_one(scanner: Scanner, number: int, source: LogFile) -> FileScan:
     if not scan.bytes_read and not problems and not source.path.name.endswith(AGENT_LOG_SUFFIX):
         problems.append(EMPTY_FILE)
     scan.problems = problems
+    if TABLE.encode() in head or is_ras_json(head):
+        text = read_regular(source.path).decode(errors="replace")
+        reports = {first + n for first, lines in report_lines(text) for n in range(len(lines))}
+        scan.ras = read_ras(text)  # its headings, such as TIMEOUT, are not messages of other programs
+        scan.signals = [signal for signal in scan.signals if signal.line not in reports]
     if source.path.name.endswith(EXIT_RECORD_SUFFIX):
         add_exit_records(scan, source.path)
     return scan
 
 
-def _is_flight_record(source: LogFile) -> bool:
+def _head(source: LogFile) -> bytes:
     try:
         with open_regular(source.path) as file:
-            return is_flight_record(file.read(HEAD))
+            return file.read(HEAD)
     except OSError:
-        return False  # the scan reports it
+        return b""  # the scan reports it
 
 
 def _flight(number: int, source: LogFile) -> FileScan:

@@ -15,6 +15,7 @@ from msgspec import Struct, field
 
 from allranks.analysis.diagnose.lines import times_comparable
 from allranks.analysis.flight_recorder import FlightRecord
+from allranks.analysis.nccl_ras import RasFinding
 
 
 class LogSignal(Struct, kw_only=True):
@@ -70,6 +71,7 @@ class FileScan(Struct, kw_only=True):
     tallies: dict[int, RuleCount] = field(default_factory=dict)
     stacks: list[ThreadStack] = field(default_factory=list)
     flight: FlightRecord | None = None
+    ras: list[list[RasFinding]] = field(default_factory=list)  # the reports of NCCL's RAS, in order
     # innermost frames of tracebacks that end without an exception
     loose: list[tuple[str, ...]] = field(default_factory=list)
     transports: dict[str, int] = field(default_factory=dict)

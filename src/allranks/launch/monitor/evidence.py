@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -17,6 +18,7 @@ import msgspec
 import psutil
 
 from allranks.analysis.flight_recorder import CollectiveCall, read_flight_record
+from allranks.analysis.nccl_ras import MAX_BYTES, RasFinding, read_ras
 from allranks.analysis.stacks import main_thread_frames
 from allranks.launch.monitor import procfs
 from allranks.launch.monitor.records import NodeEvidence, RankEvidence
@@ -57,20 +59,65 @@ STACK_BYTES = 256 << 10
 OUTERMOST_FRAME = "in _run_module_as_main"  # of a rank's main thread
 MAX_CALLS = 60
 CONNECT_TIMEOUT_S = 2.0
+RAS_NODES = 2  # that ask: each gets a report on the whole job, and one of them may be the node that hangs
+RAS_ANSWER_S = 6.0  # RAS itself waits for other processes, here for 2 s at each level of its tree
+RAS_REQUEST = b"client protocol 2\ntimeout 2\nset format json\nverbose status\n"
+MAX_RAS_FINDINGS = 64
+MAX_RAS_RANKS = 16
+
+
+def ras_address(device: str, node: int) -> tuple[str, int] | None:
+    """Return where NCCL's RAS answers on this node; None if it is not asked: without GPUs, or by other nodes."""
+    given = os.environ.get("NCCL_RAS_ADDR", "")
+    host, _, port = given.rpartition(":")
+    if node >= RAS_NODES or os.environ.get("NCCL_RAS_ENABLE") == "0" or not (device == "cuda" or given):
+        return None
+    return host.strip("[]") or "localhost", int(port) if port.isdigit() and int(port) < 1 << 16 else 28028
+
+
+def ask_ras(address: tuple[str, int]) -> str:
+    """Return RAS's report, or what of it came in time; empty if nothing answers. A process of any user may answer."""
+    deadline, parts, size = time.monotonic() + RAS_ANSWER_S, list[bytes](), 0
+    try:
+        with socket.create_connection(address, timeout=CONNECT_TIMEOUT_S) as sock:
+            sock.sendall(RAS_REQUEST)
+            while size < MAX_BYTES and (left_s := deadline - time.monotonic()) > 0:
+                sock.settimeout(left_s)
+                if not (data := sock.recv(1 << 16)):
+                    break
+                parts.append(data)
+                size += len(data)
+    except OSError:
+        pass
+    lines = b"".join(parts).decode(errors="replace").splitlines(keepends=True)
+    heads = [i for i, line in enumerate(lines[:4]) if line.startswith(("SERVER PROTOCOL", "OK", "ERROR: "))]
+    return "".join(lines[heads[-1] + 1 if heads else 0 :])
 
 
 class EvidenceCollector:
     """Collect evidence of the ranks of one node."""
 
     def __init__(
-        self, run: RunDir, attempt: int, node: int, host: str, meeting: tuple[str, int] | None, interface: str
+        self,
+        run: RunDir,
+        attempt: int,
+        node: int,
+        host: str,
+        meeting: tuple[str, int] | None,
+        interface: str,
+        ras: tuple[str, int] | None = None,
     ) -> None:
         self._run, self._attempt, self._node, self._host = run, attempt, node, host
-        self._meeting, self._interface = meeting, interface
+        self._meeting, self._interface, self._ras = meeting, interface, ras
 
     def node(self, pages: Mapping[int, HeartbeatPage], beats: Mapping[int, Heartbeat]) -> NodeEvidence:
         """Return all evidence of the node; takes a few seconds."""
         began = time.monotonic()
+        reports = list[str]()
+        asking = threading.Thread(
+            target=lambda: reports.append(ask_ras(self._ras) if self._ras else ""), name="nccl-ras", daemon=True
+        )
+        asking.start()
         sizes = {rank: os.fstat(page.stacks).st_size for rank, page in pages.items()}
         before = {rank: procfs.work_of(beat.pid).cpu_s for rank, beat in beats.items()}
         for rank, page in pages.items():
@@ -84,6 +131,7 @@ class EvidenceCollector:
             self._rank(rank, pages[rank], beat, sizes[rank], before[rank], (began, waited))
             for rank, beat in sorted(beats.items())
         ]
+        asking.join(max(0.0, began + RAS_ANSWER_S + CONNECT_TIMEOUT_S - time.monotonic()))
         memory = psutil.virtual_memory()
         collected = NodeEvidence(
             node=self._node,
@@ -100,6 +148,7 @@ class EvidenceCollector:
             interfaces=procfs.interfaces(),
             interface=self._interface,
             meets=meets,
+            ras=self._ras_findings(reports[0] if reports else ""),
         )
         return _redacted(collected)
 
@@ -152,6 +201,21 @@ class EvidenceCollector:
         except (OSError, ValueError) as error:
             return [], f"the flight recorder's dump cannot be read: {error}"
         return [call.without_stack() for call in calls[-MAX_CALLS:]], ""
+
+    def _ras_findings(self, text: str) -> list[RasFinding]:
+        """Save RAS's report, and return what it says; of each finding some ranks, which suffice to see whose it is."""
+        if text.strip():
+            path = self._run.hang_ras(self._attempt, self._node)
+            try:
+                make_folder(path.parent)
+                write_text_atomic(path, redact(text))
+            except OSError as error:
+                logging.warning("%s cannot be written: %s", path, error.strerror)
+        latest = next(reversed(read_ras(text)), [])
+        return [
+            msgspec.structs.replace(finding, ranks=finding.ranks[:MAX_RAS_RANKS])
+            for finding in latest[:MAX_RAS_FINDINGS]
+        ]
 
     def _meets(self) -> bool | None:
         if self._meeting is None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from allranks.analysis.flight_recorder import CollectiveCall, OpenCollective, describe_call, open_collectives
+from allranks.analysis.nccl_ras import RasFinding
 from allranks.analysis.stacks import (
     ACTIVITY_FRAMES,
     blocking_location,
@@ -56,11 +57,32 @@ class HangEvidence:
         absent = sorted(set(hosts) - set(self.ranks))
         self.missing = [r for r in absent if hosts[r] not in answered]  # their node did not answer
         self.unseen = [r for r in absent if hosts[r] in answered]  # their node answered, but has no heartbeat from them
+        self.ras = self._ras()
+
+    def _ras(self) -> list[tuple[RasFinding, list[int]]]:
+        """Return what NCCL's RAS reports of this job, with the job's ranks that it names.
+
+        Its port on a node belongs to the job that was there first: a report without a process of this job is another's.
+        Its ranks are those of a communicator, so they are joined by process.
+        """
+        by_pid: dict[int | None, list[int]] = {}
+        for rank in self.ranks.values():
+            by_pid.setdefault(rank.pid, []).append(rank.rank)
+        report = next((n.ras for n in self.nodes if any(r.pid in by_pid for f in n.ras for r in f.ranks)), [])
+
+        def rank_of(finding: RasFinding, rank: int | None, pid: int | None) -> int | None:
+            if len(joined := by_pid.get(pid, [])) == 1:
+                return joined[0]
+            return rank if pid is None and finding.size == len(self.hosts) and rank in self.hosts else None
+
+        return [(f, sorted({own for r in f.ranks if (own := rank_of(f, r.rank, r.pid)) is not None})) for f in report]
 
     def stalled(self, rank: int, why: str) -> StalledRank:
         """Return the stalled rank with its position."""
         known = self.ranks.get(rank)
         where, state = (blocking_location(known.stack), state_text(known)) if known else ("", "")
+        if not why.startswith(RAS) and any(rank in ranks and f.kind in RAS_KINDS for f, ranks in self.ras):
+            why += " (NCCL RAS names it, too)"
         return StalledRank(rank=rank, host=self.hosts.get(rank, ""), why=why, where=where or UNKNOWN, state=state)
 
     def verdict(self, kind: str, stalled: Iterable[tuple[RankEvidence, str]], cause: str = "") -> HangVerdict:
@@ -122,6 +144,8 @@ def list_ranks(ranks: Sequence[int]) -> str:
 PARTS = ("data", "forward", "backward", "optimizer", "control")
 PHASES = ("start", "prepare", "build", "prove", "first step", "train", "evaluate", "save", "finish")
 BETWEEN_STEPS = ("evaluate", "save")  # between two steps; the step number does not change
+RAS = "NCCL RAS: "
+RAS_KINDS = {"dead": "rank_died", "missing": "collective_hang", "behind": "collective_mismatch"}
 BLOCKED_INTERPRETER_S = 5.0  # ten beats of the heartbeat thread
 MIN_HEARTBEATS = 4  # heartbeats after which the silence of the thread is meaningful
 SAME_MOMENT_S = (
@@ -250,6 +274,16 @@ def _first_silent(case: HangEvidence) -> HangVerdict | None:
     return case.verdict("collective_hang", [(first, "it was the first to be silent, and it is not in a collective")])
 
 
+def _ras(case: HangEvidence) -> HangVerdict | None:
+    """Name the minority that does not answer NCCL's RAS, or that has launched fewer collectives than the others."""
+    for kind, name in RAS_KINDS.items():
+        for finding, ranks in case.ras:
+            if finding.kind == kind and ranks and len(ranks) * 2 < len(case.hosts) and set(ranks) <= set(case.ranks):
+                why = f"{RAS}{finding.text}"
+                return case.verdict(name, ((case.ranks[rank], why) for rank in ranks))
+    return None
+
+
 def _blocked_interpreter(case: HangEvidence) -> HangVerdict | None:
     """Name processes in which no Python code has run since they fell silent: a C call holds the interpreter."""
     held = [r for r in case.ranks.values() if _has_blocked_interpreter(case, r)]
@@ -291,7 +325,7 @@ def _ended(case: HangEvidence) -> HangVerdict | None:
 
 RULES: tuple[Callable[[HangEvidence], HangVerdict | None], ...] = (
     _not_runnable, _network, _calls, _unreachable_node, _blocked_interpreter, _behind, _sequences,
-    _not_in_collective, _first_silent, _ended,
+    _not_in_collective, _ras, _first_silent, _ended,
 )  # fmt: skip
 
 
@@ -330,7 +364,7 @@ def hang_message(verdict: HangVerdict, waiting: list[WaitingRank], alarm: HangAl
     else:
         it, its = f"Rank {who.rank}", f"The position of rank {who.rank}"
         text = f"hang: ranks {ranks} on {hosts} stalled, rank {who.rank}: {who.why}"
-    state = f", {who.state}" if who.state and not who.why.endswith(who.state) else ""
+    state = f", {who.state}" if who.state and who.state not in who.why else ""
     text += f". {its} is unknown" if who.where == UNKNOWN else f". {it} is in {who.where}{state}"
     for other in verdict.stalled[1:3]:
         if other.where not in (who.where, UNKNOWN):
@@ -350,7 +384,7 @@ def _alarm_place(alarm: HangAlarm) -> str:
 
 def node_notes(case: HangEvidence) -> list[str]:
     """Return other noteworthy observations about the nodes."""
-    notes = []
+    notes = [f"{RAS}{finding.text}" for finding, _ in case.ras[:MAX_LISTED]]
     if case.unseen:
         notes.append(f"rank {list_ranks(case.unseen)}: no heartbeat was written, so its state is unknown")
     notes += [f"rank {r.rank}: its heartbeat failed: {r.monitor_error}" for r in case.ranks.values() if r.monitor_error]

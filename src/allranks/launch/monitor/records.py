@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from allranks.analysis.flight_recorder import CollectiveCall
+from allranks.analysis.nccl_ras import RasFinding
 from allranks.analysis.stacks import StackFrame
 
 
@@ -39,7 +40,8 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeEvidence(msgspec.Struct, frozen=True, kw_only=True):
-    """Evidence of one node. ``meets``: whether it can reach the rendezvous; None if not tested."""
+    """Evidence of one node. ``meets``: whether it can reach the rendezvous; None if not tested. ``ras``: what NCCL's RAS
+    reports of the whole job."""
 
     node: int
     host: str
@@ -55,6 +57,7 @@ class NodeEvidence(msgspec.Struct, frozen=True, kw_only=True):
     interfaces: dict[str, dict[str, Any]] = {}
     interface: str = ""
     meets: bool | None = None
+    ras: list[RasFinding] = []
 
 
 class HangAlarm(msgspec.Struct, frozen=True, kw_only=True):

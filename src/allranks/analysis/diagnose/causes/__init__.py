@@ -37,6 +37,7 @@ DETECTORS: tuple[Callable[[DiagnosisCase], None], ...] = (
     hangs.detect_collective_timeouts,
     hangs.detect_rank_outside_collective,
     hangs.detect_diverging_calls,
+    hangs.detect_ras_report,
     exceptions.detect_unwritable_output,
     hangs.detect_calls_in_tracebacks,
     exceptions.detect_exceptions,

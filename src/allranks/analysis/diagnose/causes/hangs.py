@@ -591,6 +591,40 @@ def detect_stalled_storage(case: DiagnosisCase) -> None:
         )
 
 
+RAS_TITLES = {
+    "rank_died": (
+        "a process no longer answers NCCL's RAS",
+        "Look at that process on its node: it has exited (see its log), is stopped, or the node cannot be reached.",
+    ),
+    "collective_mismatch": ("a rank has launched fewer collectives than the others", OUTSIDE[1]),
+}
+RAS_SCORES = {"dead": LIKELY, "missing": 0.66, "behind": POSSIBLE + 0.05}
+
+
+def detect_ras_report(case: DiagnosisCase) -> None:
+    """Propose a cause from the last report of NCCL's RAS; one of ranks that are an operation apart is a snapshot."""
+    for scan in case.scans:
+        latest, before = next(reversed(scan.ras), []), {f.text for report in scan.ras[:-1] for f in report}
+        for finding in latest:
+            lasts = finding.text in before  # the numbers of operations are the same as in an earlier report
+            if finding.kind not in RAS_SCORES or (finding.kind == "behind" and finding.apart < 2 and not lasts):
+                continue
+            name = "collective_mismatch" if finding.kind == "behind" else "rank_died"
+            alone = name not in case.candidates
+            host = next((r.host for r in finding.ranks if r.host), None)
+            rank = next((r.rank for r in finding.ranks), None) if finding.largest else None
+            signal = LogSignal(
+                kind="fact", owner="ras", weight=0.8, file=scan.file, line=finding.line, text=finding.text,
+                rank=rank, host=host,
+            )  # fmt: skip
+            candidate = case.propose(name, LIKELY if lasts else RAS_SCORES[finding.kind], [signal])
+            candidate.cause = candidate.cause or f"NCCL's RAS reports: {finding.text}."
+            if finding.kind == "behind" and not lasts:
+                candidate.against.append("a report on a job that makes progress shows the same: repeat it")
+            if alone:
+                candidate.title, candidate.fix = RAS_TITLES[name]
+
+
 def mention_dumps(case: DiagnosisCase) -> None:
     """Name the flight recorder's dumps that a watchdog announces and that were not given."""
     places = list(dict.fromkeys(s.groups["path"].rstrip(".,;'\"") for s in case.facts("dump_path")))
