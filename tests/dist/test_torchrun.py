@@ -34,9 +34,13 @@ def torchrun(cwd: Path, *words: str, launcher: list[str] | None = None, **variab
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=240, check=False)
 
 
-def test_ranks_get_torchruns_variables_and_only_rank_0_is_shown(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [[], pytest.param(["--virtual-local-rank"], marks=pytest.mark.full)])
+def test_ranks_get_torchruns_variables_and_only_rank_0_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
     (tmp_path / "env.py").write_text(ENVIRONMENT)
-    line = ("--nproc-per-node=2", "--max-restarts=1", "--role=trainer", "env.py")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    line = ("--nproc-per-node=2", "--max-restarts=1", "--role=trainer", *more, "env.py")
     done = torchrun(tmp_path, *line, "ours", "--debug")
     assert (done.returncode, done.stdout) == (0, "rank 0 ['ours', '--debug']\n")
     assert done.stderr.count("\n") == 1 and "run folder runs/env-" in done.stderr

@@ -55,7 +55,6 @@ def test_it_reads_torchruns_line(words: str, environ: dict[str, str], expected: 
         ("--tee 4 p.py", "--tee: expected 0 to 3"),
         ("--max-restarts=-1 p.py", "expected a number that is not negative"),
         ("--numa-binding node p.py", "--numa-binding is not supported; start the program with numactl"),
-        ("--virtual_local_rank p.py", "--virtual-local-rank is not supported; set the device from LOCAL_RANK"),
         ("-m --no-python p", "exclude each other"),
     ],
 )

@@ -285,8 +285,10 @@ class Agent:
             rank: {**processes.torchrun_environment(rank, i, len(mine), *place), **more} for i, rank in enumerate(mine)
         }
         if own:
-            for rank, variables in environments.items():
-                variables.update(own.variables(self._run.error_file(self._attempt, self._host, rank)))
+            for i, (rank, variables) in enumerate(environments.items()):
+                variables.update(own.variables(self._run.error_file(self._attempt, self._host, rank), i))
+                if own.virtual_local_rank:
+                    variables[HEARTBEAT_VARIABLE] = page_paths([self._pages[rank]])
         if self._plan.grace_s is not None:
             self._guard = ProcessGuard(run_id, self._plan.grace_s)
         command = own.command if own else [sys.executable, "-u", "-m"]

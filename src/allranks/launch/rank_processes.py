@@ -66,6 +66,7 @@ class TorchrunSettings(msgspec.Struct, frozen=True, kw_only=True):
     ``python`` runs ``program``, which has the keys of `ScriptSpec` and ``direct``: it is started itself, without
     Python. ``torch`` is its version in ``python``, empty where it has none. ``address`` is MASTER_ADDR; the store gets
     another port if ``port`` is taken and not ``port_fixed``; without ``agent_store`` rank 0 opens it itself.
+    ``virtual_local_rank``: each rank has LOCAL_RANK 0, and its GPU is the only one that it sees.
     """
 
     program: dict[str, Any]
@@ -77,6 +78,7 @@ class TorchrunSettings(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     port_fixed: bool
     agent_store: bool
+    virtual_local_rank: bool = False
 
     @property
     def command(self) -> list[str]:
@@ -85,9 +87,15 @@ class TorchrunSettings(msgspec.Struct, frozen=True, kw_only=True):
             return [sys.executable, "-u", "-m"]
         return [self.python, "-u", str(Path(__file__).with_name("rank_elsewhere.py"))]
 
-    def variables(self, error_file: Path) -> dict[str, str]:
+    def variables(self, error_file: Path, local_rank: int) -> dict[str, str]:
         """Return the variables of a rank that differ from those of other runs."""
+        only: dict[str, str] = {}
+        if self.virtual_local_rank:
+            given = os.environ.get("CUDA_VISIBLE_DEVICES")
+            gpu = str(local_rank) if given is None else given.split(",")[local_rank].strip()
+            only = {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": gpu}
         return {
+            **only,
             **self.environment,
             "TORCHELASTIC_ERROR_FILE": str(error_file),
             "TORCHELASTIC_USE_AGENT_STORE": str(self.agent_store),

@@ -30,7 +30,8 @@ variables are torchrun's (differences: docs/torchrun.md):
   --log-dir DIR        folder of the run folders (default: runs)
   -t, --tee 3          show every rank with a prefix (default: rank 0 alone)
   -r, --redirects 3    show none; --local-ranks-filter 0,1: show these
-  -m, --no-python, --run-path, --role NAME, --shutdown-timeout S
+  -m, --no-python, --run-path, --role NAME, --shutdown-timeout S,
+  --virtual-local-rank
 """
 
 
@@ -91,12 +92,11 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     **dict.fromkeys(("monitor-interval", "start-method", "event-log-handler", "local-addr"), ("", str)),
 }  # fmt: skip
 """Options with a value: default, and what reads it. The last ones concern torchrun's own processes."""
-_FLAGS = ("standalone", "module", "no-python", "run-path")
+_FLAGS = ("standalone", "module", "no-python", "run-path", "virtual-local-rank")
 _SHORT = {"redirects": "-r", "tee": "-t", "module": "-m"}
 _REFUSED = {
     "logs-specs": "the logs of all ranks are always kept in the run folder",
     "numa-binding": "start the program with numactl instead: --no-python numactl OPTIONS python PROGRAM",
-    "virtual-local-rank": "set the device from LOCAL_RANK in the program",
     "duplicate-stdout-filters": "search the ranks' logs in the run folder instead",
     "duplicate-stderr-filters": "search the ranks' logs in the run folder instead",
 }
@@ -129,6 +129,7 @@ class TorchrunOptions(msgspec.Struct, frozen=True, kw_only=True):
     redirects: dict[int, int]
     shown: list[int] | None
     signals: str
+    virtual_local_rank: bool
 
     @property
     def unnamed(self) -> bool:
@@ -178,8 +179,7 @@ def parse(args: Sequence[str], environ: Mapping[str, str]) -> TorchrunOptions:
     for name in _FLAGS:
         add(name, action="store_const", const="1", default="0")
     for name in _REFUSED:
-        more = {"action": "store_const", "const": "1"} if name == "virtual-local-rank" else {}
-        add(name, default="", **more)
+        add(name, default="")
     parser.add_argument("training_script")
     parser.add_argument("args", nargs=argparse.REMAINDER)
     given = parser.parse_args(list(args))
@@ -216,6 +216,7 @@ def _checked(given: argparse.Namespace, environ: Mapping[str, str]) -> TorchrunO
         conf=given.rdzv_conf, max_restarts=given.max_restarts, log_dir=given.log_dir, role=given.role,
         grace_s=float(environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")) if grace_s is None else grace_s,
         tee=given.tee, redirects=given.redirects, shown=given.local_ranks_filter, signals=given.signals_to_handle,
+        virtual_local_rank=given.virtual_local_rank,
     )  # fmt: skip
 
 

@@ -58,6 +58,7 @@ class NodeRequest(msgspec.Struct, frozen=True, kw_only=True):
             port=port,
             port_fixed=port_fixed,
             agent_store=agent_store,
+            virtual_local_rank=options.virtual_local_rank,
         )
 
 
@@ -71,6 +72,9 @@ def read_node(options: TorchrunOptions) -> NodeRequest:
         raise RequestError(f"{options.program}: there is no such program; current folder: {Path.cwd()}")
     facts = machine_facts()
     procs = count_procs(options.procs, facts)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if options.virtual_local_rank and visible is not None and procs > len(visible.split(",")):
+        raise RequestError(f"--virtual-local-rank: {procs} ranks, but CUDA_VISIBLE_DEVICES={visible} on {facts.host}")
     if procs > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     python = program_python()
