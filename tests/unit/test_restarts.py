@@ -8,9 +8,11 @@ import msgspec
 import pytest
 
 from allranks.analysis.diagnose.catalogue import CATALOGUE
+from allranks.analysis.diagnose.run_outcome import failure_of
 from allranks.errors import SpecError
 from allranks.launch.restarts import (
     CAUSES,
+    FailedAttempt,
     Restart,
     cause_of,
     decide,
@@ -24,6 +26,7 @@ from allranks.nodes.preflight.runner import choose_nodes
 from allranks.rundir.paths import RunDir
 from allranks.spec import parse_spec
 from allranks.spec.records import ClusterSpec, SlurmSpec
+from tests.conftest import shared
 
 NODE, KILLED, OWN = "node_unhealthy", "rank_died", "application_error"
 TRAINING = {"model": {"name": "tiny:mistral"}, "data": {"source": "x"}}
@@ -31,8 +34,10 @@ TRAINING = {"model": {"name": "tiny:mistral"}, "data": {"source": "x"}}
 
 def after(failure: str, *before: tuple[str, int | None], limit: int = 3, step: int | None = None) -> Restart:
     """The decision after `failure`, with a checkpoint of `step`, and earlier restarts (failure, step)."""
-    earlier = [decide(i, {"id": name}, "m", [], 9, at) for i, (name, at) in enumerate(before, 1)]
-    return decide(len(before) + 1, {"id": failure, "rank": 1, "host": "n2"}, "rank 1 failed.", earlier, limit, step)
+    earlier = [decide(FailedAttempt(attempt=i, failure=name, message="m", after_step=at), [], 9)
+               for i, (name, at) in enumerate(before, 1)]  # fmt: skip
+    failed = FailedAttempt(attempt=len(before) + 1, failure=failure, message="m", rank=1, host="n2", after_step=step)
+    return decide(failed, earlier, limit)
 
 
 def test_every_class_of_the_table_exists_once() -> None:
@@ -61,7 +66,7 @@ def test_every_class_of_the_table_exists_once() -> None:
 )
 def test_the_cause_decides(one: Restart, action: str, said: str) -> None:
     assert one.action == action and said in one.reason
-    assert (one.rank, one.host, one.message) == (1, "n2", "rank 1 failed")
+    assert (one.rank, one.host, one.message) == (1, "n2", "m")
 
 
 @pytest.mark.parametrize(
@@ -88,6 +93,57 @@ def test_a_node_is_left_out_on_hard_evidence_if_a_spare_one_replaces_it(
     one = decide_and_record(run, parse_spec(TRAINING), 1, metrics, [], spares)
     assert one is not None and one.left_out == left_out and read_restarts(run) == [one]
     assert ("replaced by spare n4" in one.reason) == bool(left_out)
+    lost = decide_and_record(
+        run, parse_spec(TRAINING), 2, {**metrics, "failure": {"id": NODE}}, [], spares, {"n1": "gone"}
+    )
+    assert lost is not None and lost.left_out == (["n1"] if spares else [])
+
+
+ABORTED = "rank 0 on n1 failed after step 12: ended by SIGABRT: watchdog. Log: /r"
+NCCL = "rank 0 on n1 failed after step 12: DistBackendError: NCCL error in: p.cpp:2452, unhandled system error"
+REMOTE = f"{NCCL}; last error: socketProgress: Connection closed by remote peer n3<40002>"
+PORT = "n3:7:9 [0] transport/net_ib.cc:139 NCCL WARN NET/IB : mlx5_0:1 Got async event : port error"
+PEER = "{0}:7:9 [0] transport/net_ib.cc:13 NCCL WARN NET/IB : Got completion from peer 10.0.0.{1}<47011> with error 12"
+BUS = "[ 7211.44] NVRM: Xid (PCI:0000:c1:00): 79, pid=2201, name=python, GPU has fallen off the bus."
+WENT_ON = "".join(f"step {i} loss 0.5\n" for i in range(13, 30))
+
+
+@pytest.mark.parametrize(
+    ("message", "logs", "failure", "left_out"),
+    [
+        (ABORTED, {"n3": "dev016.log"}, "gpu_hardware_fault", ["n3"]),
+        (REMOTE, {"n3": BUS}, "gpu_hardware_fault", ["n3"]),
+        (REMOTE, {"n2": BUS, "n3": BUS}, "peer_died_first", []),
+        (REMOTE, {"n3": f"{BUS}\n{WENT_ON}"}, "peer_died_first", []),
+        (REMOTE, {"n3": PORT}, "broken_node_network", ["n3"]),
+        (NCCL, {"n3": PORT, "n1": PEER.format("n1", 3)}, "broken_node_network", ["n3"]),
+        (NCCL, {"n1": PEER.format("n1", 3), "n2": PEER.format("n2", 3), "n3": PEER.format("n3", 1)},
+         "broken_node_network", ["n3"]),
+        (NCCL, {"n1": PEER.format("n1", 3), "n3": PEER.format("n3", 1)}, "application_error", []),  # one of the two
+        (f"{NCCL}; last error: Call to ibv_modify_qp failed with 110 Connection timed out", {}, "rdma_unreachable", []),
+        (f"{NCCL}; last error: Connect to 10.0.0.3<41234> failed : No route to host", {}, "peer_died_first", []),
+        (NCCL, {}, "application_error", []),
+        ("rank 0 on n1 failed after step 12: ValueError: x", {"n3": BUS}, "application_error", None),
+        ("rank 0 on n1 failed after step 12: ended with exit code 0 before it had finished its work", {},
+         "application_error", None),
+    ],
+)  # fmt: skip
+def test_an_error_of_nccl_leaves_the_node_out_whose_log_shows_the_fault(
+    tmp_path: Path, message: str, logs: dict[str, str], failure: str, left_out: list[str] | None
+) -> None:
+    """Recorded texts; not run on GPUs."""
+    run = RunDir(tmp_path)
+    run.logs_of(1).mkdir(parents=True)
+    places = [{"address": f"10.0.0.{i}", "host": f"n{i}"} for i in (1, 2, 3)]
+    run.rendezvous(1).write_bytes(msgspec.json.encode({"places": places}))
+    for host, text in logs.items():
+        real = shared("logs", text).read_text() if text.endswith(".log") else ""
+        (run.logs_of(1) / f"{host}.rank{int(host[1]) - 1}.log").write_text(real or f"{text}\n")
+    metrics = {"failure": msgspec.to_builtins(failure_of(run, message)), "message": message}
+    one = decide_and_record(run, parse_spec(TRAINING), 1, metrics, [], ["n4"])
+    assert one is not None and one.failure == failure and one.left_out == (left_out or [])
+    assert one.action == ("stop" if left_out is None else "restart")
+    assert not left_out or (f"{left_out[0]} (" in one.reason and one.host == left_out[0])
 
 
 def test_suspects_are_used_last_and_ranks_keep_the_order_of_the_nodes() -> None:

@@ -312,7 +312,7 @@ class _EndedAttempt:
         if culprit.known:
             return f"{culprit.message.rstrip('.')}{log if culprit.exit_code == EXIT_FAILED else ''}"
         name = "" if culprit.cause in culprit.message else f"{culprit.cause}: "
-        said = culprit.message.splitlines()[0] if culprit.message else culprit.cause
+        said = _first_line(culprit.message) or culprit.cause
         if culprit.cause.startswith("SIG") and culprit.cause != "SIGKILL":
             crash = redact(describe_crash(culprit.rank, {rank: _end_of(path) for rank, path in logs.items()}))
             said = f"{said}: {crash}" if crash else said
@@ -343,6 +343,13 @@ def _with_records(run: RunDir, attempt: int, end: JobEnd) -> JobEnd:
 
 def _last_step(events: list[dict[str, Any]]) -> int | None:
     return next((e["step"] for e in reversed(without_repeated_steps(events)) if e["event"] == "step"), None)
+
+
+def _first_line(message: str) -> str:
+    """Return the first line of an exception's text; of NCCL's, which only says which call failed, also its last error."""
+    first, _, more = message.partition("\n")
+    detail = more.partition("Last error:")[2].strip().splitlines() if "NCCL" in first else []
+    return f"{first}; last error: {detail[0].strip()}" if detail else first
 
 
 def _end_of(log: Path) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from allranks.analysis.diagnose.catalogue import CATALOGUE
+from allranks.analysis.diagnose.patterns import NCCL_ERROR
 from allranks.errors import CheckpointError
 from allranks.rundir import checkpoints
 from allranks.rundir.files import read_json, read_record, write_json
@@ -53,20 +54,15 @@ ranks that stalled are on one node."""
 _KINDS: dict[str, Cause] = {name: kind for kind, names in CAUSES.items() for name in names}
 
 
-class Restart(msgspec.Struct, frozen=True, kw_only=True):
-    """What was decided after attempt ``attempt`` had failed, and why.
+class FailedAttempt(msgspec.Struct, frozen=True, kw_only=True):
+    """How attempt ``attempt`` has failed.
 
     ``failure``, ``rank`` and ``host`` are those of its verdict, ``message`` is the verdict's sentence. ``after_step``:
     the newest complete checkpoint by then, None if there was none. ``own_program``: it reads its own checkpoints, and
-    ``reached_step`` is the largest step that it has reported. ``left_out``: nodes in whose place spare ones run from now
-    on. ``time`` is in seconds since 1970.
+    ``reached_step`` is the largest step that it has reported.
     """
 
     attempt: int
-    time: float
-    action: Literal["restart", "stop"]
-    cause: Cause
-    reason: str
     failure: str
     message: str
     rank: int | None = None
@@ -74,6 +70,23 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True):
     after_step: int | None = None
     own_program: bool = False
     reached_step: int | None = None
+
+    @property
+    def progress(self) -> int:
+        """The step that must grow between two attempts that fail in the same way."""
+        return (self.after_step or 0) + (self.reached_step or 0)
+
+
+class Restart(FailedAttempt, frozen=True, kw_only=True):
+    """What was decided after an attempt had failed, and why.
+
+    ``left_out``: nodes in whose place spare ones run from now on. ``time`` is in seconds since 1970.
+    """
+
+    time: float
+    action: Literal["restart", "stop"]
+    cause: Cause
+    reason: str
     left_out: list[str] = []
 
     def resume_args(self, spec: RunSpec) -> dict[str, Any]:
@@ -118,15 +131,10 @@ def restart_line(spec: RunSpec) -> str:
 
 
 def decide(
-    attempt: int,
-    failure: dict[str, Any],
-    message: str,
+    failed: FailedAttempt,
     before: Sequence[Restart],
     limit: int,
-    after_step: int | None,
     *,
-    own_program: bool = False,
-    reached_step: int | None = None,
     suspects: Mapping[str, str] = {},
     spares: Sequence[str] = (),
     problem: str = "",
@@ -134,18 +142,19 @@ def decide(
     """Return what to do after an attempt has failed.
 
     Args:
-        failure: class (``id``), ``rank`` and ``host`` of its verdict.
         before: what was decided since the run was last started by a user, oldest first.
         limit: the largest number of restarts.
-        after_step: the newest complete checkpoint; None: there is none, or it is a user's own program.
-        reached_step: the largest step that a user's own program has reported.
         suspects: nodes that are left out if there are enough `spares`, each with evidence beyond the message.
         problem: why the launcher cannot start the run again.
     """
-    name = str(failure.get("id") or "application_error")
+    name = failed.failure
     cause, title = cause_of(name), CATALOGUE[name].title if name in CATALOGUE else name
-    last, progress = before[-1] if before else None, (after_step or 0) + (reached_step or 0)
-    same = last is not None and last.failure == name and progress <= (last.after_step or 0) + (last.reached_step or 0)
+    if name == "application_error" and NCCL_ERROR.search(failed.message):
+        cause, title = "unknown", "NCCL failed and does not say why"
+    elif name == "application_error" and "ended with exit code" in failed.message:
+        title = "an exit of the program itself"
+    last = before[-1] if before else None
+    same = last is not None and last.failure == name and failed.progress <= last.progress
     left_out: list[str] = []
     action: Literal["restart", "stop"] = "stop"
     if cause in ("deterministic", "ended"):
@@ -156,7 +165,9 @@ def decide(
     elif len(before) >= limit:
         reason = f"cluster.restarts.max ({limit}) is reached"
     elif same:
-        missing = "it has reported no later step since" if own_program else "no checkpoint was written in between"
+        missing = (
+            "it has reported no later step since" if failed.own_program else "no checkpoint was written in between"
+        )
         reason = f"{title}, as after the attempt before, and {missing}"
     elif cause == "unknown" and any(one.cause == "unknown" for one in before):
         reason = f"{title}; the run has already been started again once for an unknown cause"
@@ -166,21 +177,8 @@ def decide(
             left_out = sorted(suspects)
             why = "; ".join(f"{host} ({text})" if text else host for host, text in sorted(suspects.items()))
             reason += f"; without {why}, replaced by spare {', '.join(spares[: len(left_out)])}"
-    return Restart(
-        attempt=attempt,
-        time=time.time(),
-        action=action,
-        cause=cause,
-        reason=reason,
-        failure=name,
-        message=re.split(r"\. Log: |\. Continue after step |; a full checkpoint is in ", message)[0].rstrip("."),
-        rank=failure.get("rank"),
-        host=failure.get("host"),
-        after_step=after_step,
-        own_program=own_program,
-        reached_step=reached_step,
-        left_out=left_out,
-    )
+    decided = {"time": time.time(), "action": action, "cause": cause, "reason": reason, "left_out": left_out}
+    return Restart(**msgspec.structs.asdict(failed), **decided)
 
 
 def resume_args(run: RunDir, spec: RunSpec) -> tuple[dict[str, Any], list[str]]:
@@ -240,19 +238,19 @@ def decide_and_record(
     if not limit or run.compare.exists():
         return None
     own, failure = spec.script is not None, metrics["failure"]
-    decided = decide(
-        attempt,
-        failure,
-        str(metrics["message"]),
-        before,
-        limit,
-        None if own else _newest_step(run)[0],
+    sentence = re.split(r"\. Log: |\. Continue after step |; a full checkpoint is in ", str(metrics["message"]))[0]
+    failed = FailedAttempt(
+        attempt=attempt,
+        failure=str(failure.get("id") or "application_error"),
+        message=sentence.rstrip("."),
+        rank=failure.get("rank"),
+        host=failure.get("host"),
+        after_step=None if own else _newest_step(run)[0],
         own_program=own,
         reached_step=metrics.get("steps") if own else None,
-        suspects=lost or _suspects(run, attempt, failure),
-        spares=spares,
-        problem=problem,
     )
+    suspects = lost or _suspects(run, attempt, failure)
+    decided = decide(failed, before, limit, suspects=suspects, spares=spares, problem=problem)
     _record(run, decided)
     return decided
 
@@ -261,9 +259,10 @@ def _suspects(run: RunDir, attempt: int, failure: dict[str, Any]) -> dict[str, s
     """Return the node at fault; empty unless the evidence names exactly one."""
     stalled = read_record(run.hang_report(attempt)).get("stalled") or []
     hosts = {str(one.get("host") or "") for one in stalled}
-    if not stalled and failure.get("id") in OF_ONE_NODE:
+    evidence = str(failure.get("evidence") or "")
+    if failure.get("id") in OF_ONE_NODE and (evidence or not stalled):
         hosts = {str(failure.get("host") or "")}
-    return dict.fromkeys(hosts, "") if len(hosts) == 1 and "" not in hosts else {}
+    return dict.fromkeys(hosts, evidence) if len(hosts) == 1 and "" not in hosts else {}
 
 
 def record_requeue(run: RunDir, attempt: int, hosts: Sequence[str], evidence: str, *, own_program: bool) -> None:

@@ -19,6 +19,7 @@ WEAK = 0.35  # only counts together with a stronger message
 # an event: not the name of a setting with its value
 TIMED_OUT = r"(?:timed ?out|time ?out(?!\w|['\"]?\s{0,2}(?:=|:\s{0,2}['\"]?(?:\d|none|null|datetime)|\(\w+\)=)))"
 
+NCCL_ERROR = re.compile(r"\bNCCL error\b|\bnccl[A-Z]\w*Error\b")  # of torch or NCCL, whatever the reason
 
 _LETTERS = bytes(c if 97 <= c <= 122 else c + 32 if 65 <= c <= 90 else 48 if 48 <= c <= 57 else 32 for c in range(256))
 

@@ -16,10 +16,13 @@ from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.analysis.diagnose.causes.hangs import OUTSIDE, is_outside
 from allranks.analysis.diagnose.causes.memory import KILLED
 from allranks.analysis.diagnose.logs import started_runs
+from allranks.analysis.diagnose.patterns import CERTAIN, NCCL_ERROR
 from allranks.analysis.diagnose.records import CandidateCause, DiagnosisCase, FileScan, LogSignal, headline, place
 from allranks.rundir.files import read_record
 from allranks.rundir.paths import RunDir
-from allranks.utils.inputs import read_regular
+from allranks.utils.inputs import read_appended, read_regular
+from allranks.utils.redaction import redact
+from allranks.utils.text import as_dicts, sanitize
 
 OUTCOME_SCORE = 0.98
 GENERAL = frozenset({"application_error", "rank_died", "collective_hang"})  # a log may show a more specific class
@@ -54,25 +57,70 @@ _RANK_FAILED = re.compile(
     re.DOTALL,
 )
 _RANK = re.compile(r"\brank (?P<rank>\d+)\b(?: on (?P<host>[A-Za-z][\w.-]*))?")
+# These may have a faulty node as their reason, which then only the log of a rank shows: class, and classes of the reason.
+_OF_SOME_NODE = GENERAL | {"peer_died_first", "rdma_unreachable", "first_collective_failed", "slow_transport"}
+_NODE_FAULTS = ("gpu_hardware_fault", "broken_node_network", "fabric_manager")
+_UNREACHED_PEER = re.compile(r"Got completion from peer (\S+)<\d+> with (?:error |status=)12\b")
+_LOG_END_BYTES = 128 << 10
 
 
 class RunFailure(Struct, frozen=True, kw_only=True):
-    """Class of the failure that ended attempt ``attempt`` of a run, and the rank and host that failed first."""
+    """Class of the failure that ended attempt ``attempt`` of a run, and the rank and host that failed first.
+
+    ``evidence``: what shows, beside the run's final message, that the host is at fault.
+    """
 
     id: str
     rank: int | None = None
     host: str | None = None
     attempt: int = 1
+    evidence: str = ""
 
 
 def failure_of(run: RunDir, message: str) -> RunFailure:
     """Return what the sentence with which the newest attempt of a run ended means."""
     attempt = max(run.attempts(), default=1)
     failure = _read_sentence(run, message, attempt)
+    unclear = failure.id in _OF_SOME_NODE and (failure.id != "application_error" or NCCL_ERROR.search(message))
+    if unclear and (at_fault := _node_at_fault(run, attempt)):
+        return at_fault
     if failure.rank is None or failure.host is not None:
         return failure
     log = run.rank_logs(attempt).get(failure.rank)  # its name has the host, which the sentence need not have
     return structs.replace(failure, host=log and log.name.rsplit(".rank", 1)[0])
+
+
+def _node_at_fault(run: RunDir, attempt: int) -> RunFailure | None:
+    """Return which node the ends of the ranks' logs show to be at fault; None unless it is certain, and one alone.
+
+    That is a fault of the node itself in its own log, or the one node that several others could not reach over RDMA.
+    """
+    from allranks.analysis.diagnose.scanner import Scanner
+
+    places = as_dicts(read_record(run.rendezvous(attempt)).get("places"))
+    hosts = {str(place.get("address")): str(place.get("host")) for place in places}
+    scanner, faults, broken = Scanner(), dict[str, RunFailure](), dict[frozenset[str], str]()
+    for rank, path in run.rank_logs(attempt).items():
+        host = path.name.rsplit(".rank", 1)[0]
+        try:
+            end = read_appended(path, 0, _LOG_END_BYTES).data
+        except OSError:
+            continue
+        case = DiagnosisCase([path.name], [scanner.scan(0, iter([(end, True)]))])
+        for signal in case.signals:
+            hard = signal.kind == "class" and signal.owner in _NODE_FAULTS and signal.weight >= CERTAIN
+            if hard and not case.survived(signal):
+                text = f"{path.name}: {redact(sanitize(signal.text.strip()))[:160]}"
+                fault = RunFailure(id=signal.owner, rank=rank, host=host, attempt=attempt, evidence=text)
+                faults.setdefault(host, fault)
+        for peer in _UNREACHED_PEER.findall(end.decode("utf-8", "replace")):
+            broken.setdefault(frozenset((host, hosts.get(str(peer), str(peer)))), path.name)
+    common = set(hosts.values()).intersection(*broken)
+    if not faults and len(broken) > 1 and len(common) == 1:
+        [host] = common
+        text = f"{len(broken)} nodes have lost their RDMA connection to it: {', '.join(sorted(broken.values())[:4])}"
+        return RunFailure(id="broken_node_network", host=host, attempt=attempt, evidence=text)
+    return next(iter(faults.values())) if len(faults) == 1 else None
 
 
 def failure_headline(metrics: dict[str, Any], run: str) -> str:
@@ -114,6 +162,8 @@ def _read_sentence(run: RunDir, message: str, attempt: int) -> RunFailure:
         name = "rank_died"
     else:
         name = class_of_text(what)
+        if name == "wrong_interface" and " failed after step " in message:  # it has reached the peers before
+            name = "peer_died_first"
     return RunFailure(id=name, rank=int(failed["rank"]), host=failed["host"], attempt=attempt)
 
 
