@@ -132,8 +132,16 @@ def test_weights_only_checkpoints_resume_only_when_told_so(tmp_path: Path, rows_
     _, run = train(tmp_path, tiny_spec(rows_file, tmp_path, train={"max_steps": 4}), code=0)
     resume = ("resume", run.name, "--set", "train.max_steps=6")
     assert "--allow-inexact" in allranks(*resume, cwd=tmp_path, code=2).stderr
-    allranks(*resume, "--allow-inexact", cwd=tmp_path, code=0)
+    allranks(*resume, "--allow-inexact", "--set", "checkpoint.mode=full", cwd=tmp_path, code=0)
     assert read_json(run.metrics)["steps"] == 6 and run.checkpoint_steps() == [4, 6]
+    resume = ("resume", run.name, "--set", "checkpoint.mode=weights_only", "--set")
+    for end in (
+        "train.max_steps=7",
+        "train.max_steps=8",
+    ):  # the full one is taken also where one without state is newer
+        done = allranks(*resume, end, cwd=tmp_path, code=0)
+        assert "resuming after step 6 (full checkpoint)" in done.stdout
+    assert "skipped: step 7 is a weights-only checkpoint" in done.stdout
 
 
 def test_other_forms_of_one_run(tmp_path: Path) -> None:

@@ -17,9 +17,11 @@ from torch import nn
 
 from allranks import __version__
 from allranks.errors import CheckpointError, RequestError
+from allranks.launch.restarts import decide_and_record, resume_args
 from allranks.rundir.checkpoints import hash_files, newest_checkpoint
 from allranks.rundir.files import SCHEMA_VERSION, write_json
 from allranks.rundir.paths import RunDir
+from allranks.spec import parse_spec
 from allranks.train.checkpoint import commit, saver, snapshot
 from allranks.train.checkpoint.commit import make_room, publish_checkpoint, remove_old_checkpoints
 from allranks.train.checkpoint.saver import RankAgreement
@@ -146,7 +148,14 @@ def test_a_manifest_that_is_damaged_or_anothers_is_passed_over_by_name(
 def test_a_restart_takes_the_newest_full_checkpoint(tmp_path: Path) -> None:
     run = published(tmp_path, mode="weights_only")
     assert newest_checkpoint(run) == (8, [])
-    assert newest_checkpoint(run, full=True) == (4, ["step 8 is a weights-only checkpoint without optimizer state"])
+    skipped = "step 8 is a weights-only checkpoint without optimizer state"
+    assert newest_checkpoint(run, full=True) == (4, [skipped])
+    spec = parse_spec({"model": {"name": "tiny:mistral"}, "data": {"source": "x"}})
+    wanted = {"resume_step": 4, "inexact": False}
+    assert resume_args(run, spec) == (wanted, [f"skipped: {skipped}", "resuming after step 4"])
+    failed = {"failure": {"id": "node_unhealthy"}, "message": "m"}
+    decided = decide_and_record(run, spec, 1, failed, [])
+    assert decided is not None and decided.resume_args(spec) == wanted
 
 
 NEWER = {"schema_version": SCHEMA_VERSION + 1}

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import msgspec
 
 from allranks.analysis.stragglers import StragglerDetector
-from allranks.errors import DataError, RequestError
+from allranks.errors import CheckpointError, DataError, RequestError
 from allranks.launch import restarts, resumption
 from allranks.launch.launchers import Launcher, get_launcher, launcher_of
 from allranks.launch.notification import notify
@@ -309,7 +309,8 @@ def resume(
     run_root: str | Path = "runs",
     observer: Observer | None = None,
 ) -> RunResult:
-    """Resume a run from its newest complete checkpoint, in the same folder.
+    """Resume a run from its newest complete checkpoint, in the same folder; one without optimizer state is used only
+    with `allow_inexact`, or if there is no other, and then refused.
 
     Raises:
         RequestError: no such run, it is complete, or the request does not fit its newest checkpoint, or only with
@@ -327,7 +328,10 @@ def resume(
             f"run {run_dir.name} runs your own program, whose checkpoints allranks does not know; start it again with: "
             f"allranks run {run_dir.spec}"
         )
-    step, problems = checkpoints.newest_checkpoint(run_dir)
+    try:
+        step, problems = checkpoints.newest_checkpoint(run_dir, full=not allow_inexact)
+    except CheckpointError:
+        step, problems = checkpoints.newest_checkpoint(run_dir)
     for problem in problems:
         observer.say(f"skipped: {problem}")
     preflight.check_rows(asked, preflight.check_request(asked))
