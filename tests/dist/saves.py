@@ -376,8 +376,8 @@ def after_kills(world: DistContext, args: dict[str, Any]) -> Any:
 
 
 def changed_bits(world: DistContext, args: dict[str, Any]) -> Any:
-    """What the comparison of replicas says of a bit that changes on the last rank: nowhere, in its first weight, and in
-    its first state, which counts only before a save."""
+    """What the comparison of replicas says of a bit that changes on the last rank: nowhere, in its first and its last
+    weight, and in its first state, which counts only before a save."""
     tokens, found = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37), {}
     for name, how in args["pairs"]:
         strategy, module = prepared(name, world, how)
@@ -390,7 +390,8 @@ def changed_bits(world: DistContext, args: dict[str, Any]) -> Any:
         go_on(strategy, world, tokens, how, 0, 2, Path(args["folder"]))
         Evaluator(world, module, tokens, pad_id=0, batch_size=4, classifier=False).run()  # weights are gathered
         nothing = said(lambda check=check: check.compare(2, with_state=True))
-        places = [strategy.weight_shards()[0].tensor, shards.state_shards(strategy.state_ranges())[0].tensor]
+        state = shards.state_shards(strategy.state_ranges())[0].tensor
+        places = [strategy.weight_shards()[0].tensor, strategy.weight_shards()[-1].tensor, state]
         bits = [place.view(-1)[:1].view(torch.int32) for place in places]
         answers = []
         for bit in bits:

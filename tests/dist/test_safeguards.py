@@ -99,7 +99,7 @@ def test_changed_bits_are_found_under_every_kind_of_replica(tmp_path: Path) -> N
         nothing, *others = by_rank[0][name]
         assert nothing is None and all(rank[name][1:] == others for rank in by_rank)
         said = [bool(text) for text in others]
-        weights, state = [name != "zero3"] * 2, [False, name in ("pytorch_ddp", "pytorch_zero3")]
+        weights, state = [name != "zero3"] * 4, [False, name in ("pytorch_ddp", "pytorch_zero3")]
         assert said == [*weights, *state], (name, others)
     assert "the weights of rank 3 on " in by_rank[0]["zero1"][1]
     assert "the weights of ranks 1 (" in by_rank[0]["pytorch_zero3"][1] and "unknown" in by_rank[0]["pytorch_zero3"][1]

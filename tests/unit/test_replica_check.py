@@ -22,6 +22,7 @@ from tests.unit.test_plan import facts
     [
         (3, True, b"aaa", [], []),
         (3, True, b"aba", [1], []),
+        (3, True, b"aab", [2], []),
         (2, True, b"ab", [], [[0, 1]]),
         (4, True, b"aabb", [], [[0, 1, 2, 3]]),
         (3, False, b"abc", [], []),  # no rank has a replica

@@ -50,7 +50,7 @@ def _flip(*, trained: bool) -> None:
 
     def train_step(self, step, feed):
         if step == 6 and os.environ["TORCHELASTIC_RESTART_COUNT"] in os.environ["STUCK_ATTEMPTS"].split(","):
-            weight = next(p for p in self._strategy.module.parameters() if p.requires_grad == trained)
+            *_, weight = (p for p in self._strategy.module.parameters() if p.requires_grad == trained)
             weight.data.view(-1)[:1].view(torch.int32).bitwise_xor_(1 << 20)
         return plain(self, step, feed)
 
