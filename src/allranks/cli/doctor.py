@@ -57,31 +57,31 @@ def doctor_command(
     return EXIT_OK if report.ok else EXIT_FAILED
 
 
-def _print(found: Any) -> None:
+def _print(doctor: Any) -> None:
     from allranks.nodes.preflight.runner import failure_lines
     from allranks.planning.network_policy import policy_lines as network_lines
 
-    for report in found.preflight.reports:
+    for report in doctor.preflight.reports:
         echo(report.line(), message=True)
-    network = found.preflight.network
+    network = doctor.preflight.network
     if network:
         echo(f"network {network.network}: {network.reason}")
-    for text in (*(one.line() for one in found.sweep), *found.bandwidth, *(pair.line() for pair in found.pairs)):
+    for text in (*(one.line() for one in doctor.sweep), *doctor.bandwidth, *(pair.line() for pair in doctor.pairs)):
         echo(text, message=True)
-    if found.pairs:
-        echo(f"collectives: {found.pairs_verdict}")
-    for result in found.copies:
-        echo(result.line())
-    for line in network_lines(found.policy):
+    if doctor.pairs:
+        echo(f"collectives: {doctor.pairs_verdict}")
+    for one in doctor.copies:
+        echo(one.line())
+    for line in network_lines(doctor.policy):
         echo(line)
-    if found.outcome is not None:
-        if line := found.outcome.line():
+    if doctor.outcome is not None:
+        if line := doctor.outcome.line():
             echo(f"the ranks used: {line}")
-        for item in found.outcome.findings:
+        for item in doctor.outcome.findings:
             echo(f"{item.host}: network: {item.text}")
-    for line in failure_lines(found.preflight.reports):
+    for line in failure_lines(doctor.preflight.reports):
         echo(line)
-    for note in found.notes:
+    for note in doctor.notes:
         echo(note)
 
 

@@ -193,7 +193,7 @@ def _convert(source: Path, output: Path, force: bool, as_json: bool, options: di
     """Write the spec that a configuration of another tool describes."""
     from allranks.spec.foreign_configs import read_foreign, spec_text
 
-    found = read_foreign(source)
+    conversion = read_foreign(source)
     if wrong := [option for option in options if option not in FROM_OPTIONS]:
         raise RequestError(f"--{wrong[0]} cannot be combined with --from; edit the spec that it writes")
     if "machine" in options:
@@ -202,21 +202,21 @@ def _convert(source: Path, output: Path, force: bool, as_json: bool, options: di
         options["hosts"] = [*_hosts(options["hosts"])]
         options.setdefault("nodes", len(options["hosts"]))
     for option in options:
-        found = found.without(FROM_OPTIONS[option], f"--{option.replace('_', '-')} was given")
-    found = _planned(found.with_values({FROM_OPTIONS[option]: value for option, value in options.items()}))
+        conversion = conversion.without(FROM_OPTIONS[option], f"--{option.replace('_', '-')} was given")
+    conversion = _planned(conversion.with_values({FROM_OPTIONS[option]: value for option, value in options.items()}))
     to_stdout = str(output) == "-"
-    text = spec_text(found, "spec.yaml" if to_stdout else str(output))
+    text = spec_text(conversion, "spec.yaml" if to_stdout else str(output))
     if not to_stdout:
         write_new_file(output, text, force=force)
-    left = [str(line) for line in sorted(found.left, key=lambda line: line.number)]
+    left = [str(line) for line in sorted(conversion.left, key=lambda line: line.number)]
     if as_json:
         file = None if to_stdout else str(output)
-        print_json({"file": file, "from": str(source), "kind": found.kind, "not_taken_over": left, "text": text})
+        print_json({"file": file, "from": str(source), "kind": conversion.kind, "not_taken_over": left, "text": text})
     elif to_stdout:
         echo(text.rstrip("\n"))
     else:
-        n = sum(1 for lines in found.origins.values() for _ in lines)
-        echo(f"wrote {output} from {source} ({found.kind}): {n} lines taken over, {len(left)} not", message=True)
+        n = sum(1 for lines in conversion.origins.values() for _ in lines)
+        echo(f"wrote {output} from {source} ({conversion.kind}): {n} lines taken over, {len(left)} not", message=True)
         for line in left:
             echo(f"  not taken over: {line}", err=True)
         name = shlex.quote(str(output))
@@ -224,7 +224,7 @@ def _convert(source: Path, output: Path, force: bool, as_json: bool, options: di
     return EXIT_OK
 
 
-def _planned(found: Conversion) -> Conversion:
+def _planned(conversion: Conversion) -> Conversion:
     """Return a conversion that `plan` accepts, without the values that this machine refuses.
 
     Raises:
@@ -234,15 +234,15 @@ def _planned(found: Conversion) -> Conversion:
 
     while True:
         try:
-            _ = preview.prepare(found.spec()).plan
+            _ = preview.prepare(conversion.spec()).plan
         except AllranksError as error:
             text = " ".join(str(error).removeprefix("spec: ").split())
-            named = sorted((text.index(key), -len(key), key) for key in found.origins if key in text)
+            named = sorted((text.index(key), -len(key), key) for key in conversion.origins if key in text)
             if not named:
                 raise
-            found = found.without(named[0][2], text)  # the key that the message begins with
+            conversion = conversion.without(named[0][2], text)  # the key that the message begins with
         else:
-            return found
+            return conversion
 
 
 def _may_ask(options: dict[str, Any], yes: bool) -> bool:

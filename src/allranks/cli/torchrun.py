@@ -155,7 +155,7 @@ def _report(result: RunResult) -> int:
     elif "loss_not_finite" in result.metrics:
         _say(f"warning: {result.message}")
     folder = Path(result.folder)
-    here = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
-    more = "" if result.status == "succeeded" else f"; more: allranks diagnose {here}"
-    echo(f"allranks: run folder {here}{more}", err=True)
+    shown_folder = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+    more = "" if result.status == "succeeded" else f"; more: allranks diagnose {shown_folder}"
+    echo(f"allranks: run folder {shown_folder}{more}", err=True)
     return EXIT_OK if result.status == "succeeded" else EXIT_FAILED

@@ -137,8 +137,8 @@ class Agent:
         self._run, self._plan, self._attempt, self._node = run, plan, attempt, node
         self._host = host_name()
         self._telemetry_s = telemetry_s
-        found = read_json(run.rendezvous(attempt))
-        self._meeting = msgspec.convert(found, Rendezvous) if found else None
+        rendezvous = read_json(run.rendezvous(attempt))
+        self._meeting = msgspec.convert(rendezvous, Rendezvous) if rendezvous else None
         self._policy = network_policy.load_policy(run.network(attempt))
         self._pages = {rank: HeartbeatPage() for rank in plan.nodes[node].ranks}
         self._ranks = processes.RankProcesses(self._host, self._pages)
@@ -444,7 +444,7 @@ class Agent:
         """Record for a limited time, from the first connection on, which interfaces the ranks use."""
         own = [self._meeting.port, self._endpoint.port] if self._meeting else []
         peers = [address for node in self._policy.nodes for address in node.addresses] if self._policy else None
-        names = {a.address: name for name, found in psutil.net_if_addrs().items() for a in found}
+        names = {a.address: name for name, addresses in psutil.net_if_addrs().items() for a in addresses}
         most: dict[str, int] = {}
         looks = 0
         while looks < CONNECTIONS_LOOKS and not self._ranks.all_ended:
@@ -508,12 +508,12 @@ def _endpoint(run: RunDir, attempt: int) -> Endpoint:
     text = os.environ.pop(CHANNEL_VARIABLE, "")
     if text:
         return msgspec.json.decode(text, type=Endpoint)
-    found = read_json(run.channel(attempt))
-    if found is None:
+    endpoint = read_json(run.channel(attempt))
+    if endpoint is None:
         sys.exit(
             f"allranks: attempt {attempt} of {run.root} is not running: {run.channel(attempt)} is missing or unreadable"
         )
-    return msgspec.convert(found, Endpoint)
+    return msgspec.convert(endpoint, Endpoint)
 
 
 if __name__ == "__main__":

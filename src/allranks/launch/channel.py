@@ -80,7 +80,7 @@ class OrderSource(Protocol):
 
     def tick(self, links: Mapping[int, AgentLink], now: float) -> Orders: ...
 
-    def evidence(self, found: NodeEvidence) -> None: ...
+    def evidence(self, evidence: NodeEvidence) -> None: ...
 
     def request(self, order: str, reason: str) -> None: ...
 
@@ -314,10 +314,10 @@ class ChannelClient(threading.Thread):
         if at_once:
             self._wake()
 
-    def send_evidence(self, found: NodeEvidence) -> None:
+    def send_evidence(self, evidence: NodeEvidence) -> None:
         """Send evidence, again after each reconnection until it has arrived."""
         with self._lock:
-            self._evidence = found
+            self._evidence = evidence
         self._wake()
 
     def wait_delivered(self, timeout_s: float) -> bool:

@@ -105,7 +105,7 @@ class FrameReader:
     def feed(self, data: bytes) -> list[bytes]:
         """Return the messages that are now complete; raise `ChannelError` for a frame too large or with a wrong HMAC."""
         self._buffer += data
-        found = []
+        messages = []
         while len(self._buffer) >= HEADER_BYTES:
             size = int.from_bytes(self._buffer[:4], "big")
             if size > MAX_FRAME_BYTES:
@@ -117,8 +117,8 @@ class FrameReader:
                 raise ChannelError("a frame has a wrong HMAC")
             self._count += 1
             del self._buffer[: HEADER_BYTES + size]
-            found.append(content)
-        return found
+            messages.append(content)
+        return messages
 
 
 def _proof(token: str, label: bytes, sent: bytes, nonce: bytes) -> bytes:

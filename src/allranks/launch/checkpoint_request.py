@@ -81,5 +81,5 @@ def _announced(run: RunDir, offset: int) -> int | None:
         data = read_appended(run.events_of(0), offset).data
     except OSError:
         return None
-    found = (decode_line(line) for line in data[: data.rfind(b"\n") + 1].splitlines())
-    return next((event["step"] for event in found if event and event["event"] == "checkpoint_request"), None)
+    events = (decode_line(line) for line in data[: data.rfind(b"\n") + 1].splitlines())
+    return next((event["step"] for event in events if event and event["event"] == "checkpoint_request"), None)

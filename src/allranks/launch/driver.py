@@ -142,9 +142,9 @@ class Driver:
         """Run one attempt; return its exit code, and the decision by which the job starts again."""
         self._srun_options, self._python = agent_command(self._spec, self._plan, self._run, sys.executable)
         try:
-            found = self._examine(attempt)
-            place = self._meet(found)
-            self._decide_network(attempt, found)
+            preflight = self._examine(attempt)
+            place = self._meet(preflight)
+            self._decide_network(attempt, preflight)
             if place is not None:
                 write_json(self._run.rendezvous(attempt), msgspec.to_builtins(place))
                 print_log_line(
@@ -154,9 +154,9 @@ class Driver:
                 for p in place.places:
                     ranks = self._plan.nodes[p.node].ranks
                     print_log_line(f"node {p.node} = {p.host} {p.interface} {p.address}: ranks {ranks[0]}-{ranks[-1]}")
-            self._stage_on_nodes(found)
+            self._stage_on_nodes(preflight)
             self._ending.raise_if_stop_requested()
-            code, end = self._start(attempt, place, found)
+            code, end = self._start(attempt, place, preflight)
         except StopRequested:
             return self._end_before_start(attempt), None
         except AllranksError:
@@ -207,34 +207,34 @@ class Driver:
         gone = self._spec.cluster.slurm.exclude
         hosts = [host for host in expand_hostlist(self._slurm, os.environ["SLURM_JOB_NODELIST"]) if host not in gone]
         where = TargetNodes(hosts=hosts[: self._most], job_id=key, cpus=int(self._cpus()))
-        found = run_preflight(where, self._spec, self._plan, self._run.root, imports=False)
+        preflight = run_preflight(where, self._spec, self._plan, self._run.root, imports=False)
         self._ending.raise_if_stop_requested()
-        if self._resolve_device(found):
-            found = run_preflight(where, self._spec, self._plan, self._run.root, imports=False)
-        write_preflight(self._run, found)
-        for report in found.reports:
+        if self._resolve_device(preflight):
+            preflight = run_preflight(where, self._spec, self._plan, self._run.root, imports=False)
+        write_preflight(self._run, preflight)
+        for report in preflight.reports:
             print_log_line(report.line())
-        for line in failure_lines([report for report in found.reports if report.may_run]):
+        for line in failure_lines([report for report in preflight.reports if report.may_run]):
             print_log_line(line)
-        if bad := unusable_nodes(self._spec, found.reports):
+        if bad := unusable_nodes(self._spec, preflight.reports):
             if len(where.hosts) - len(bad) < len(self._plan.nodes) and not self._spec.cluster.exclude_bad:
                 lost = self._lost and self._lost | self._ending.lost_nodes(report.host for report in bad)
                 self._ending.requeue(self._spec, self._plan, attempt, stopped=False, lost=lost)
                 require_usable_nodes(bad)
-            found = self._without(bad, where)
-        usable = [host for host in where.hosts if host in {report.host for report in found.reports}]
+            preflight = self._without(bad, where)
+        usable = [host for host in where.hosts if host in {report.host for report in preflight.reports}]
         self._hosts, self._spares = choose_nodes(usable, len(self._plan.nodes), self._suspects)
         if self._spares:
             print_log_line(f"spare: {', '.join(self._spares)}")
         self._lost = {}
-        found = found.of_hosts(self._hosts, self._spec.cluster.rendezvous.interface)
-        if found.port is None:
+        preflight = preflight.of_hosts(self._hosts, self._spec.cluster.rendezvous.interface)
+        if preflight.port is None:
             raise EnvironmentNotAble("no free port on the first node; choose another with cluster.rendezvous.port")
-        return found
+        return preflight
 
-    def _resolve_device(self, found: PreflightResult) -> bool:
+    def _resolve_device(self, preflight: PreflightResult) -> bool:
         """Decide ``device: auto`` from the nodes' GPUs; return whether the plan changed."""
-        spec = resolve_device(self._spec, self._plan, {probe.host: len(probe.gpus) for probe in found.probes})
+        spec = resolve_device(self._spec, self._plan, {probe.host: len(probe.gpus) for probe in preflight.probes})
         if spec is None:
             return False
         self._spec = spec
@@ -281,9 +281,9 @@ class Driver:
         require_usable_nodes(unusable_nodes(self._spec, again.reports))
         return again
 
-    def _stage_on_nodes(self, found: PreflightResult) -> None:
+    def _stage_on_nodes(self, preflight: PreflightResult) -> None:
         """Stage code, packages, model or data on nodes that lack them, spare ones too, until the job ends."""
-        lacking = [r.host for r in found.reports if not r.may_run]
+        lacking = [r.host for r in preflight.reports if not r.may_run]
         always = self._spec.cluster.stage == "always"
         if self._spec.cluster.stage == "never" or not (lacking or always or self._run.bundle.exists()):
             return
@@ -296,7 +296,7 @@ class Driver:
         print_log_line(f"staging for {', '.join(lacking) or 'all nodes'}")
         allocation = Allocation.current()
         allocation = msgspec.structs.replace(allocation, nodes=(*self._hosts, *self._spares))
-        failed = {check.name for report in found.reports for check in report.checks if not check.ok}
+        failed = {check.name for report in preflight.reports for check in report.checks if not check.ok}
         bundle = bundle_for(
             self._spec,
             allocation,
@@ -317,37 +317,37 @@ class Driver:
         self._manifest.save(self._run.stage)
         self._python = self._manifest.python(self._python)
 
-    def _meet(self, found: PreflightResult) -> Rendezvous | None:
+    def _meet(self, preflight: PreflightResult) -> Rendezvous | None:
         """Choose the network of several nodes; one node needs none."""
-        network = found.network
-        if network is None or found.port is None or len(self._plan.nodes) < 2:
+        network = preflight.network
+        if network is None or preflight.port is None or len(self._plan.nodes) < 2:
             return None
-        hosts = [probe.host for probe in sorted(found.probes, key=lambda probe: probe.node_id)]
+        hosts = [probe.host for probe in sorted(preflight.probes, key=lambda probe: probe.node_id)]
         places = [
             NodeAddress(node=i, host=h, address=network.seats[h].address, interface=network.seats[h].interface)
             for i, h in enumerate(hosts)
         ]
         return Rendezvous(
             address=self._spec.cluster.rendezvous.address or places[0].address,
-            port=found.port,
+            port=preflight.port,
             port_fixed=self._spec.cluster.rendezvous.port is not None,
             network=network.network,
             reason=network.reason,
             places=places,
         )
 
-    def _decide_network(self, attempt: int, found: PreflightResult) -> None:
+    def _decide_network(self, attempt: int, preflight: PreflightResult) -> None:
         """Decide each node's NCCL and Gloo variables from the facts of all nodes; the agents set them."""
         job = network_job(self._spec, self._plan.device)
         planned = {item.name for item in self._plan.environment if item.value is not None}
-        policy = policy_for_nodes(job, found.probes, found.network, self._run.root.parent, planned)
+        policy = policy_for_nodes(job, preflight.probes, preflight.network, self._run.root.parent, planned)
         network_policy.save_policy(self._run.network(attempt), policy)
         for line in network_policy.policy_lines(policy):
             print_log_line(line)
 
-    def _start(self, attempt: int, place: Rendezvous | None, found: PreflightResult) -> tuple[int, JobEnd]:
+    def _start(self, attempt: int, place: Rendezvous | None, preflight: PreflightResult) -> tuple[int, JobEnd]:
         """Start one agent per node and supervise them until all have ended."""
-        first = found.probes[0].host if found.probes else slurm_node_name()
+        first = preflight.probes[0].host if preflight.probes else slurm_node_name()
         supervisor, hub = supervise(
             self._run,
             self._plan,

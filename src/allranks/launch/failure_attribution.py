@@ -157,7 +157,7 @@ def _left_early(
     victims += [(end.time, end.rank, signal_name(end.exitcode)) for end in killed]
     if not victims:
         return None
-    at, victim, how = min(victims)
+    at, victim, ending = min(victims)
     failing = {rank for _, rank, _ in victims}
     early = [e for e in ends if e.exitcode == 0 and e.rank not in failing and finished.get(e.rank, at) < at]
     if not early:
@@ -167,7 +167,7 @@ def _left_early(
         rank=first.rank,
         host=first.host,
         cause="exit code 0",
-        message=f"ended with exit code 0 while other ranks were still running; rank {victim} then failed with {how}",
+        message=f"ended with exit code 0 while other ranks were still running; rank {victim} then failed with {ending}",
         step=None,
     )
 
@@ -175,11 +175,11 @@ def _left_early(
 def _errors_only_in_heartbeat(ends: list[RankEnd], errors: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return errors that are in no event, because events could not be written or were removed."""
     recorded = {e["rank"] for e in errors}
-    found = []
+    failures = []
     for end in ends:
         kind, _, message = end.failure.partition(": ")
         if end.failure and end.rank not in recorded and kind != "sys.exit":
-            found.append(
+            failures.append(
                 {
                     "rank": end.rank,
                     "type": kind,
@@ -188,7 +188,7 @@ def _errors_only_in_heartbeat(ends: list[RankEnd], errors: list[dict[str, Any]])
                     "echo": is_peer_error(kind, message),
                 }
             )
-    return found
+    return failures
 
 
 def _from_error(error: dict[str, Any], hosts: dict[int, str], last_steps: dict[int, int | None]) -> FirstFailure:
@@ -213,8 +213,8 @@ def describe_crash(rank: int, logs: Mapping[int, str]) -> str:
         logs: the ends of the logs of all ranks.
     """
     text = logs.get(rank, "")
-    found = _WHAT.findall(text)
-    said = found[-1].strip() if found else ""
+    causes = _WHAT.findall(text)
+    said = causes[-1].strip() if causes else ""
     if sizes := _SIZES.search(said):
         places = "; ".join(f"rank {r} in {place}" for r in sorted(logs) if (place := place_in_log(logs[r])))
         received = f"it received data of {sizes['received']} bytes where it expected {sizes['expected']}"

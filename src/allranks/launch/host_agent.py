@@ -150,13 +150,13 @@ def main() -> None:
     parser.add_argument("--node", type=int, required=True)
     parser.add_argument("--name", required=True)
     args = parser.parse_args()
-    found = read_json(args.channel)
-    if found is None:
+    endpoint = read_json(args.channel)
+    if endpoint is None:
         sys.exit(
             f"allranks: {args.channel} is missing or unreadable on {host_name()}: the doctor has ended, or its "
             "run_root is not a folder that all hosts share"
         )
-    sys.exit(serve(msgspec.convert(found, Endpoint), args.node, args.name))
+    sys.exit(serve(msgspec.convert(endpoint, Endpoint), args.node, args.name))
 
 
 def serve(endpoint: Endpoint, node: int, name: str) -> int:

@@ -72,8 +72,8 @@ class HostsLauncher(Launcher):
         from allranks.launch.hosts_job import examine_hosts
 
         if wait_s > 0:
-            with examine_hosts(spec, wait_s=wait_s, say=say) as found:
-                yield found
+            with examine_hosts(spec, wait_s=wait_s, say=say) as examined:
+                yield examined
             return
         with super().nodes_to_examine(spec, wait_s=wait_s, say=say) as (where, notes):
             yield where, [*notes, DOCTOR_NOTE]

@@ -103,10 +103,12 @@ class HostsJob(SupervisedJob):
         rendezvous = msgspec.structs.replace(cluster.rendezvous, port=None)
         spec = msgspec.structs.replace(self._spec, cluster=msgspec.structs.replace(cluster, rendezvous=rendezvous))
         try:
-            found = run_preflight(where, spec, self._plan, self._run.root, imports=False)
-            write_preflight(self._run, found)
-            self._news += [f"note     {line}" for line in failure_lines([one for one in found.reports if one.may_run])]
-            require_usable_nodes(unusable_nodes(spec, found.reports))
+            preflight = run_preflight(where, spec, self._plan, self._run.root, imports=False)
+            write_preflight(self._run, preflight)
+            self._news += [
+                f"note     {line}" for line in failure_lines([one for one in preflight.reports if one.may_run])
+            ]
+            require_usable_nodes(unusable_nodes(spec, preflight.reports))
         except OSError as error:
             return f"the preflight cannot be written: {error}"
         except EnvironmentNotAble as error:

@@ -199,8 +199,8 @@ def get_launcher(name: str) -> Launcher:
 
 def launcher_of(run: RunDir) -> Launcher:
     """Return the launcher of a started run, by its records, else by its plan; else the default launcher."""
-    found = (get_launcher(name) for name in BUILT_IN)
-    if recorded := next((launcher for launcher in found if launcher.has_records(run)), None):
+    launchers = (get_launcher(name) for name in BUILT_IN)
+    if recorded := next((launcher for launcher in launchers if launcher.has_records(run)), None):
         return recorded
     planned = read_record(run.plan).get("launcher")
     return get_launcher(planned if isinstance(planned, str) and planned in LAUNCHERS else DEFAULT_LAUNCHER)

@@ -132,11 +132,11 @@ class LocalJob(SupervisedJob):
 
 def rank_processes(run: RunDir) -> list[psutil.Process]:
     """Return a run's rank processes on this machine."""
-    found = []
+    processes = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
         if "allranks.launch.rank" in words and str(run.root) in words:
             with suppress(psutil.Error):
                 if process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-    return found
+                    processes.append(process)
+    return processes

@@ -163,8 +163,8 @@ def _effective_training_time(run: RunDir, plan: LaunchPlan, ranks: dict[int, lis
             hung=run.hang_report(attempt).exists(),
             ends=[*failed, *ended],
         )
-    asked = read_record(run.run_args)
-    started = [finite_float(one.get("launched_at")) for one in (asked, *as_dicts(asked.get("resumed")))]
+    run_args = read_record(run.run_args)
+    started = [finite_float(one.get("launched_at")) for one in (run_args, *as_dicts(run_args.get("resumed")))]
     launched_at = [at for at in started if at is not None]
     return effective_training_time(ranks, records, launched_at, program=plan.batch is None)
 
@@ -267,8 +267,8 @@ class _EndedAttempt:
     def _describe_cancellation(self) -> str:
         """Describe a Slurm job that a user cancelled; empty if it was not, or if `handle_dead_driver` cancelled it."""
         by_slurm = self._scheduler.startswith("CANCELLED")
-        asked = by_slurm and (self._run.cancelled.exists() or "gave_up" not in self.driver)
-        if not asked and self.driver.get("state") != "cancelled":
+        requested = by_slurm and (self._run.cancelled.exists() or "gave_up" not in self.driver)
+        if not requested and self.driver.get("state") != "cancelled":
             return ""
         job = read_record(self._run.job).get("job", self.driver.get("job", "?"))
         if not self._run.attempts():
@@ -389,10 +389,10 @@ def current_metrics(run: RunDir, *, alive: bool) -> dict[str, Any] | None:
 def reason_of_stop(reported: JobEnd, *, interrupted: bool) -> str:
     """Return why a stop was requested; empty if it was not, or if agents are lost or ranks had failed before."""
     signalled = next((reason for reason in reported.reasons if "the agent received" in reason), "")
-    told = reported.stopped or signalled or ("interrupted" if interrupted else "")
+    stop = reported.stopped or signalled or ("interrupted" if interrupted else "")
     # Slurm signals ranks itself: a program that ends by SIGTERM has not failed
     failed = any(end.failed and end.exitcode not in (0, *_BY_SIGTERM) for end in reported.ends)
-    return "" if reported.lost or reported.hang or failed else told
+    return "" if reported.lost or reported.hang or failed else stop
 
 
 def describe_program_stop(reported: JobEnd, why: str, grace_s: float) -> tuple[str, str, int]:
@@ -403,10 +403,10 @@ def describe_program_stop(reported: JobEnd, why: str, grace_s: float) -> tuple[s
     groups: dict[str, list[int]] = {}
     for end in reported.ends:
         groups.setdefault(_how(end, grace_s), []).append(end.rank)
-    ends = "; ".join(f"rank {list_ranks(sorted(ranks))} {how}" for how, ranks in groups.items())
+    ends = "; ".join(f"rank {list_ranks(sorted(ranks))} {ending}" for ending, ranks in groups.items())
     status = "stopped" if reported.ends and all(end.exitcode == 0 for end in reported.ends) else "failed"
-    told = "the ranks received SIGTERM" if reported.ends else "no rank had been started"
-    return status, f"stopped ({why}): {told}" + (f"; {ends}" if ends else ""), EXIT_FAILED
+    reached = "the ranks received SIGTERM" if reported.ends else "no rank had been started"
+    return status, f"stopped ({why}): {reached}" + (f"; {ends}" if ends else ""), EXIT_FAILED
 
 
 def _how(end: RankEnd, grace_s: float) -> str:

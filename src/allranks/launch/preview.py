@@ -68,8 +68,8 @@ def plan_with_model(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
     Raises:
         SpecError, EnvironmentNotAble: as `planner.make_plan`.
     """
-    found = memory.make_plan(spec, facts)
-    return msgspec.structs.replace(found, warnings=[*found.warnings, *model_warnings(spec)])
+    plan = memory.make_plan(spec, facts)
+    return msgspec.structs.replace(plan, warnings=[*plan.warnings, *model_warnings(spec)])
 
 
 class PreparedRun(msgspec.Struct, frozen=True, dict=True):

@@ -62,7 +62,7 @@ def processes_of_run(run_id: str, agent_pid: int, sessions: Collection[int] = ()
         sessions: further sessions whose members belong to the run.
     """
     marks = {f"{RUN_ID_VARIABLE}={run_id}".encode(), f"{AGENT_PID_VARIABLE}={agent_pid}".encode()}
-    found: set[int] = set()
+    pids: set[int] = set()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
@@ -72,10 +72,10 @@ def processes_of_run(run_id: str, agent_pid: int, sessions: Collection[int] = ()
             if fields[0] in "ZX":
                 continue
             if session in sessions or marks <= set((entry / "environ").read_bytes().split(b"\0")):
-                found.add(int(entry.name))
+                pids.add(int(entry.name))
         except OSError:  # it has ended, or is another user's
             continue
-    return found
+    return pids
 
 
 def send_signal(pid: int, number: int) -> None:
@@ -88,10 +88,10 @@ def send_signal(pid: int, number: int) -> None:
 
 def guard(fd: int, run_id: str, agent_pid: int, grace_s: float) -> None:
     """Wait for the end of the agent, then of its ranks, and kill the remaining processes."""
-    told = b""
+    received = b""
     while data := os.read(fd, 4096):
-        told += data
-    ranks = {int(word) for word in told.split()}
+        received += data
+    ranks = {int(word) for word in received.split()}
     end = time.monotonic() + grace_s
     while left := processes_of_run(run_id, agent_pid, ranks):
         now = time.monotonic()

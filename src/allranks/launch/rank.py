@@ -168,10 +168,10 @@ def _print_error(error: BaseException) -> None:
     _print("".join(traceback.format_exception(type(error), error, begin)))
 
 
-def _frames(found: TracebackType | None) -> Iterator[TracebackType]:
-    while found is not None:
-        yield found
-        found = found.tb_next
+def _frames(traceback: TracebackType | None) -> Iterator[TracebackType]:
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next
 
 
 def _print_exit(end: SystemExit) -> int:

@@ -89,7 +89,7 @@ def global_batch_of(run: RunDir, step: int) -> int | None:
     return progress.get("global_batch_size") or batch.get("global_batch_size")
 
 
-def resume_notes(before: RunSpec, asked: RunSpec, spec: RunSpec, plan: LaunchPlan) -> list[str]:
+def resume_notes(before: RunSpec, requested: RunSpec, spec: RunSpec, plan: LaunchPlan) -> list[str]:
     """Return notes for the user before the run resumes."""
     said = [
         (
@@ -109,7 +109,7 @@ def resume_notes(before: RunSpec, asked: RunSpec, spec: RunSpec, plan: LaunchPla
             "kernels on GPUs may not be deterministic: the resumed losses can differ in the last digits from an "
             "uninterrupted run; train.deterministic: true makes them so, at some cost in speed"
         )
-    if asked.train.global_batch_size != spec.train.global_batch_size:
+    if requested.train.global_batch_size != spec.train.global_batch_size:
         said.append(
             f"train.global_batch_size stays {spec.train.global_batch_size}, so that the data continues at the same "
             "position; override it with --set"

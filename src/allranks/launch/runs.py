@@ -156,7 +156,7 @@ def follow(
     slow = StragglerDetector()
     stop: StopLimit | None = None
     killed_at: float | None = None
-    interrupted, told = False, ""
+    interrupted, last_text = False, ""
     while (code := job.poll()) is None:
         _show_events(tail.new(), observer, slow)
         if news := job.news():
@@ -177,8 +177,8 @@ def follow(
                 if program_grace_s is None
                 else (f"SIGTERM to every rank; what still runs after {program_grace_s:g} s (script.grace_s) is killed")
             )
-            if (text := f"{text}{'; Ctrl-C again kills them now' if interrupted else ''}") != told:
-                told = text
+            if (text := f"{text}{'; Ctrl-C again kills them now' if interrupted else ''}") != last_text:
+                last_text = text
                 observer.say(f"stopping: {text}")
             if expired or counts.interrupts > 1:
                 killed_at = now
@@ -319,8 +319,8 @@ def resume(
     """
     run_dir, observer = find_run(str(name), run_root), observer or NullObserver()
     resumption.require_same_schema(run_dir)
-    before, asked = load_spec(run_dir.spec), load_spec(run_dir.spec, sets)
-    machine = planning_facts(asked)
+    before, requested = load_spec(run_dir.spec), load_spec(run_dir.spec, sets)
+    machine = planning_facts(requested)
     if running(run_dir):
         raise RequestError(f"run {run_dir.name} is still running; end it first")
     if before.script is not None:
@@ -334,17 +334,17 @@ def resume(
         step, problems = checkpoints.newest_checkpoint(run_dir)
     for problem in problems:
         observer.say(f"skipped: {problem}")
-    preflight.check_rows(asked, preflight.check_request(asked))
+    preflight.check_rows(requested, preflight.check_request(requested))
     had = resumption.global_batch_of(run_dir, step)
     spec = (
-        resumption.keep_global_batch(before, asked, lambda one: plan_with_model(one, machine), had)
+        resumption.keep_global_batch(before, requested, lambda one: plan_with_model(one, machine), had)
         if allow_inexact
-        else asked
+        else requested
     )
     launch_plan = resumption.keep_compilation(run_dir, spec, plan_with_model(spec, machine))
     facts = checkpoints.read_manifest(run_dir, step)
     resumption.require_resumable(run_dir, before, spec, launch_plan, facts, step, allow_inexact=allow_inexact)
-    for note in resumption.resume_notes(before, asked, spec, launch_plan):
+    for note in resumption.resume_notes(before, requested, spec, launch_plan):
         observer.say(f"note     {note}")
     write_request(run_dir, spec, launch_plan)
     attempt = max(run_dir.attempts(), default=0) + 1

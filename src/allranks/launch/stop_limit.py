@@ -65,12 +65,12 @@ class StopLimit:
         if not self._saves or phase in NOTHING_TRAINED:
             return self._least_s
         if phase == "save":
-            found = max(self._phase.get("limit_s", self._unknown_s), FACTOR * self._save_s)
+            limit_s = max(self._phase.get("limit_s", self._unknown_s), FACTOR * self._save_s)
         elif phase == "evaluate":
-            found = FACTOR * self._evaluation_s or self._unknown_s
+            limit_s = FACTOR * self._evaluation_s or self._unknown_s
         else:
-            found = LEAST_S + FACTOR * STEPS * max(self._steps) if self._steps else self._unknown_s
-        return max(found, self._least_s)
+            limit_s = LEAST_S + FACTOR * STEPS * max(self._steps) if self._steps else self._unknown_s
+        return max(limit_s, self._least_s)
 
     def measured_s(self, now: float) -> float:
         """Return how long a stop takes by the longest recent step and save; 0 before a full save was measured."""

@@ -119,9 +119,9 @@ class LaunchedJob(ABC):
 
 def job_end_of(driver: object) -> JobEnd | None:
     """Return the `JobEnd` in the content of ``driver.json``; None if there is none yet."""
-    found = driver.get("end") if isinstance(driver, dict) else None
+    end = driver.get("end") if isinstance(driver, dict) else None
     try:
-        return msgspec.convert(found, JobEnd, strict=False, str_keys=True) if found else None
+        return msgspec.convert(end, JobEnd, strict=False, str_keys=True) if end else None
     except msgspec.ValidationError:
         return None
 
@@ -211,9 +211,9 @@ class Supervisor:
         self._requested = False
         self._links: dict[int, AgentLink] = {}
 
-    def evidence(self, found: NodeEvidence) -> None:
+    def evidence(self, evidence: NodeEvidence) -> None:
         """Receive evidence that an agent collected about its ranks."""
-        self._evidence[found.node] = found
+        self._evidence[evidence.node] = evidence
 
     def request(self, order: str, reason: str) -> None:
         """Receive a user's request: ``stop`` or ``kill``."""
@@ -298,9 +298,9 @@ class Supervisor:
         """Return how the agents have ended so far; one whose connection closed without a final report is lost."""
         reports = [self._links[n].report for n in sorted(self._links)]
         lost = {
-            n: found
+            n: loss
             for n, link in self._links.items()
-            if (found := find_lost_agent(n, link, float("inf"))) and link.closed
+            if (loss := find_lost_agent(n, link, float("inf"))) and link.closed
         }
         return JobEnd(
             nodes=self._nodes,
@@ -343,12 +343,12 @@ class Supervisor:
 
     def _disappeared(self, now: float) -> None:
         for node, link in self._links.items():
-            found = find_lost_agent(node, link, now, self._floor)
-            if found is None:
+            loss = find_lost_agent(node, link, now, self._floor)
+            if loss is None:
                 self._lost.pop(node, None)
             elif node not in self._lost:
-                self._lost[node] = found
-                reason = f"the agent of {found.host} is gone: {found.why}"
+                self._lost[node] = loss
+                reason = f"the agent of {loss.host} is gone: {loss.why}"
                 self.stop(reason)
                 if self._expired is None:
                     self._end_reason = reason
@@ -417,5 +417,5 @@ def report_interval_s(nodes: int) -> float:
 
 def _failure_text(report: AgentReport) -> str:
     first = min(report.failed, key=lambda end: end.time)
-    how = f"signal {-first.exitcode}" if first.exitcode < 0 else f"exit code {first.exitcode}"
-    return f"rank {first.rank} on {report.host} ended with {how}"
+    ending = f"signal {-first.exitcode}" if first.exitcode < 0 else f"exit code {first.exitcode}"
+    return f"rank {first.rank} on {report.host} ended with {ending}"

@@ -68,8 +68,8 @@ class Conversion(msgspec.Struct, frozen=True, kw_only=True):
     def without(self, key: str, why: str) -> Conversion:
         """Return the same without a value, whose lines are then among those that are not taken over."""
         values = {name: value for name, value in self.values.items() if name != key}
-        origins = {name: found for name, found in self.origins.items() if name != key}
-        used = {line.key for found in origins.values() for line in found}
+        origins = {name: lines for name, lines in self.origins.items() if name != key}
+        used = {line.key for source in origins.values() for line in source}
         lost = [line for line in self.origins.get(key, []) if line.key not in used]
         lines = [msgspec.structs.replace(line, remark=why) for line in lost]
         return msgspec.structs.replace(self, values=values, origins=origins, left=[*self.left, *lines])
@@ -147,19 +147,19 @@ def convert(text: str, where: str) -> Conversion:
         own = "; a spec of allranks needs no conversion: allranks plan" if {"model", "script"} & content.keys() else ""
         raise RequestError(f"--from {where}: this is no configuration that is known{own}. {known}")
     table, lines = tables()[kind], list(_lines(node, content))
-    found = Conversion(
+    conversion = Conversion(
         kind=kind, file=Path(where).name, values={}, origins={}, same=[], left=[], notes=table.get("notes", [])
     )
     order = {pattern: place for place, pattern in enumerate(table["keys"])}
     entries = [(line, _pattern(line.key, order)) for line in lines]
     for line, pattern in sorted(entries, key=lambda pair: order.get(pair[1] or "", len(order))):
-        found = _take(found, line, table["keys"].get(pattern))
-    found = _numbered_sources(_ranks_per_node(found))
+        conversion = _take(conversion, line, table["keys"].get(pattern))
+    conversion = _numbered_sources(_ranks_per_node(conversion))
     for key, value in table.get("defaults", {}).items():
-        trial = msgspec.structs.replace(found, values={**found.values, key: value})
-        if key not in found.values and _problem(trial) is None:
-            found = trial
-    return found
+        trial = msgspec.structs.replace(conversion, values={**conversion.values, key: value})
+        if key not in conversion.values and _problem(trial) is None:
+            conversion = trial
+    return conversion
 
 
 def _lines(node: yaml.MappingNode, content: dict[str, Any], before: str = "") -> Iterator[Line]:
@@ -181,14 +181,16 @@ def _pattern(key: str, patterns: dict[str, int]) -> str | None:
     return general if general in patterns else next((p for p in patterns if "*" in p and fnmatchcase(key, p)), None)
 
 
-def _take(found: Conversion, line: Line, entry: Any) -> Conversion:
+def _take(conversion: Conversion, line: Line, entry: Any) -> Conversion:
     """Add a line, by its entry in the table."""
     entry = {"to": entry} if isinstance(entry, str) else entry or {}
     text = _word(line.value)
     if line.value is None or line.value in ("", {}, []):
-        return msgspec.structs.replace(found, same=[*found.same, msgspec.structs.replace(line, remark="no value")])
+        return msgspec.structs.replace(
+            conversion, same=[*conversion.same, msgspec.structs.replace(line, remark="no value")]
+        )
     if any(_fits(text, same) for same in entry.get("same", [])):
-        return msgspec.structs.replace(found, same=[*found.same, line])
+        return msgspec.structs.replace(conversion, same=[*conversion.same, line])
     why, target = entry.get("note", UNKNOWN), entry.get("to", "")
     value = line.value
     if "values" in entry:
@@ -199,29 +201,31 @@ def _take(found: Conversion, line: Line, entry: Any) -> Conversion:
         if matches and isinstance(value, dict):
             several = matches if isinstance(line.value, list) else matches[:1]  # report_to: [tensorboard, wandb]
             for key, one in ((key, one) for match in several for key, one in match.items()):
-                found = _set(found, key, line.value if one == "*" else one, line)
-            return found
+                conversion = _set(conversion, key, line.value if one == "*" else one, line)
+            return conversion
     if not target:
-        return msgspec.structs.replace(found, left=[*found.left, msgspec.structs.replace(line, remark=why)])
+        return msgspec.structs.replace(conversion, left=[*conversion.left, msgspec.structs.replace(line, remark=why)])
     for index in re.findall(r"\[\d+\]", line.key):
         target = target.replace("[]", index, 1)
     target = target.replace("*", line.key.rpartition(".")[2])
-    return _set(found, target, value, line, entry.get("note", ""))
+    return _set(conversion, target, value, line, entry.get("note", ""))
 
 
-def _set(found: Conversion, key: str, value: Any, line: Line, note: str = "") -> Conversion:
+def _set(conversion: Conversion, key: str, value: Any, line: Line, note: str = "") -> Conversion:
     """Set a value if it can stand in a spec with the others; a later line replaces the value of an earlier one."""
-    origins = {**found.origins, key: [*found.origins.get(key, []), line]}
-    trial = msgspec.structs.replace(found, values={**found.values, key: value}, origins=origins)
+    origins = {**conversion.origins, key: [*conversion.origins.get(key, []), line]}
+    trial = msgspec.structs.replace(conversion, values={**conversion.values, key: value}, origins=origins)
     why = "it looks like a secret" if redact(str(value)) != str(value) else _problem(trial)
     if why is None:
         return trial
-    return msgspec.structs.replace(found, left=[*found.left, msgspec.structs.replace(line, remark=note or why)])
+    return msgspec.structs.replace(
+        conversion, left=[*conversion.left, msgspec.structs.replace(line, remark=note or why)]
+    )
 
 
-def _problem(found: Conversion) -> str | None:
+def _problem(conversion: Conversion) -> str | None:
     """Return why a spec with these values would be refused."""
-    tree = _ranks_per_node(found).spec()
+    tree = _ranks_per_node(conversion).spec()
     for i, source in enumerate(tree.get("data", {}).get("sources", [])):
         source.setdefault("source", f"source-{i}")  # its line may come later
     try:
@@ -231,33 +235,33 @@ def _problem(found: Conversion) -> str | None:
     return None
 
 
-def _ranks_per_node(found: Conversion) -> Conversion:
+def _ranks_per_node(conversion: Conversion) -> Conversion:
     """Replace the number of all ranks by that of a node."""
-    world, nodes = found.values.get("cluster.world_size"), found.values.get("cluster.nodes", 1)
+    world, nodes = conversion.values.get("cluster.world_size"), conversion.values.get("cluster.nodes", 1)
     if world is None:
-        return found
-    lines = found.origins["cluster.world_size"]
-    rest = found.without("cluster.world_size", f"{world} ranks cannot be shared by {nodes} nodes equally")
+        return conversion
+    lines = conversion.origins["cluster.world_size"]
+    rest = conversion.without("cluster.world_size", f"{world} ranks cannot be shared by {nodes} nodes equally")
     if not isinstance(world, int) or not isinstance(nodes, int) or nodes < 1 or world % nodes:
         return rest
     values = {**rest.values, "cluster.procs_per_node": world // nodes}
     origins = {**rest.origins, "cluster.procs_per_node": lines}
-    return msgspec.structs.replace(rest, values=values, origins=origins, left=found.left)
+    return msgspec.structs.replace(rest, values=values, origins=origins, left=conversion.left)
 
 
-def _numbered_sources(found: Conversion) -> Conversion:
+def _numbered_sources(conversion: Conversion) -> Conversion:
     """Number the sources that have a name, and write a single one as ``data.source``."""
-    old = [i for i in range(MAX_SOURCES) if f"data.sources[{i}].source" in found.values]
-    for key in [key for key in found.values if (m := _SOURCE.match(key)) and int(m[1]) not in old]:
-        found = found.without(key, "its source is not taken over")
+    old = [i for i in range(MAX_SOURCES) if f"data.sources[{i}].source" in conversion.values]
+    for key in [key for key in conversion.values if (m := _SOURCE.match(key)) and int(m[1]) not in old]:
+        conversion = conversion.without(key, "its source is not taken over")
     if len(old) == 1:
-        found = found.without(f"data.sources[{old[0]}].weight", "there is only one source")
+        conversion = conversion.without(f"data.sources[{old[0]}].weight", "there is only one source")
     names = {f"data.sources[{i}]": "data" if len(old) == 1 else f"data.sources[{new}]" for new, i in enumerate(old)}
 
     def renamed(parts: dict[str, Any]) -> dict[str, Any]:
         return {_SOURCE.sub(lambda match: names[match[0]], key): part for key, part in parts.items()}
 
-    return msgspec.structs.replace(found, values=renamed(found.values), origins=renamed(found.origins))
+    return msgspec.structs.replace(conversion, values=renamed(conversion.values), origins=renamed(conversion.origins))
 
 
 def _fits(text: str, pattern: Any) -> bool:
@@ -268,40 +272,44 @@ def _word(value: Any) -> str:
     return scalar(value).lower() if isinstance(value, (bool, list)) else str(value).lower()
 
 
-def spec_text(found: Conversion, output: str) -> str:
+def spec_text(conversion: Conversion, output: str) -> str:
     """Return the spec as YAML, each value with the line of the file that it comes from, and the other lines as
     comments."""
-    title = tables()[found.kind]["title"]
+    title = tables()[conversion.kind]["title"]
     rows = [
-        f"# From {found.file}, {title}: behind each value is its line there. Next: allranks plan {printable(output)}",
-        *(f"# Note: {note}." for note in found.notes),
+        f"# From {conversion.file}, {title}: behind each value is its line there. Next: allranks plan {printable(output)}",
+        *(f"# Note: {note}." for note in conversion.notes),
     ]
-    tree = found.spec()
-    _write(rows, {key: tree[key] for key in (*SECTIONS, *tree) if key in tree}, "", "", found)
+    tree = conversion.spec()
+    _write(rows, {key: tree[key] for key in (*SECTIONS, *tree) if key in tree}, "", "", conversion)
     blocks = (
-        (f"Lines of {found.file} that are not taken over", found.left),
-        (f"Lines of {found.file} that need no key", found.same),
+        (f"Lines of {conversion.file} that are not taken over", conversion.left),
+        (f"Lines of {conversion.file} that need no key", conversion.same),
     )
     for head, lines in blocks:
         rows += [f"# {head}:"] * bool(lines) + [f"#   {line}" for line in sorted(lines, key=lambda one: one.number)]
     return "\n".join(rows) + "\n"
 
 
-def _write(rows: list[str], tree: dict[str, Any], key: str, indent: str, found: Conversion) -> None:
+def _write(rows: list[str], tree: dict[str, Any], key: str, indent: str, conversion: Conversion) -> None:
     for name, value in tree.items():
         place = f"{key}.{name}" if key else name
         if isinstance(value, dict):
             rows.append(f"{indent}{scalar(name)}:")
-            _write(rows, value, place, indent + "  ", found)
+            _write(rows, value, place, indent + "  ", conversion)
         elif isinstance(value, list) and value and isinstance(value[0], dict):
             rows.append(f"{indent}{scalar(name)}:")
             for i, item in enumerate(value):
                 start = len(rows)
-                _write(rows, item, f"{place}[{i}]", indent + "    ", found)
+                _write(rows, item, f"{place}[{i}]", indent + "    ", conversion)
                 rows[start] = f"{indent}  - {rows[start].lstrip()}"
         else:
-            lines = found.origins.get(place, [])
-            absent = f"default of {found.kind}" if place in found.values else f"not in {found.file}: set yours"
-            absent = "by option" if place in found.chosen else absent
+            lines = conversion.origins.get(place, [])
+            absent = (
+                f"default of {conversion.kind}"
+                if place in conversion.values
+                else f"not in {conversion.file}: set yours"
+            )
+            absent = "by option" if place in conversion.chosen else absent
             why = ", ".join(f"{line.number} {line.key}" for line in lines) or absent
             rows.append(f"{f'{indent}{scalar(name)}: {scalar(value)}':<{COMMENT_COLUMN}} # {printable(why)}")

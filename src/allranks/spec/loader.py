@@ -341,19 +341,19 @@ def _unknown_keys(raw: dict[str, Any], record: type[Record], path: str) -> list[
     known = fields_of(record)
     problems: list[str] = []
     for key, value in raw.items():
-        here = f"{path}{key}"
+        key_path = f"{path}{key}"
         if key not in known:
             if len(problems) >= MAX_UNKNOWN:
                 return [*problems, "and more"]
-            shown = here if len(here) <= MAX_KEY else f"{here[:MAX_KEY]}..."
+            shown = key_path if len(key_path) <= MAX_KEY else f"{key_path[:MAX_KEY]}..."
             problems.append(f"unknown key {shown!r}{_nearest(key[:MAX_KEY], path, known)}")
             continue
         inner = record_class(known[key].type)
         if inner is not None and isinstance(value, dict) and inner is not StrategySpec:
-            problems += _unknown_keys(value, inner, f"{here}.")
+            problems += _unknown_keys(value, inner, f"{key_path}.")
         if inner is not None and isinstance(value, list):
             for number, item in enumerate(value):
-                problems += _unknown_keys(item, inner, f"{here}[{number}].") if isinstance(item, dict) else []
+                problems += _unknown_keys(item, inner, f"{key_path}[{number}].") if isinstance(item, dict) else []
     return problems
 
 

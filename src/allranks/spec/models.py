@@ -176,7 +176,7 @@ EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_nu
 
 
 def router_loss(
-    wanted: float | str | bool, where: str, *, experts: bool, biased: bool, own: float | None, asked: bool
+    wanted: float | str | bool, where: str, *, experts: bool, biased: bool, own: float | None, requested: bool
 ) -> tuple[float, str]:
     """Return the coefficient of the load-balancing loss, 0 for none, and a sentence on it, empty for a dense model.
 
@@ -184,7 +184,7 @@ def router_loss(
         wanted: ``model.router_aux_loss``.
         biased: the routers have a correction bias.
         own: the coefficient of the model; None if transformers computes no such loss for it.
-        asked: the config sets output_router_logits.
+        requested: the config sets output_router_logits.
 
     Raises:
         SpecError: a coefficient is asked for, and transformers computes no such loss for this model.
@@ -199,7 +199,7 @@ def router_loss(
     if coefficient and own is None:
         what = "has no load-balancing loss in transformers" if experts else "is not a mixture of experts"
         raise SpecError(f"model.router_aux_loss is {wanted:g}, but {where} {what}{why}; set auto or off")
-    if own is not None and wanted == "auto" and asked:
+    if own is not None and wanted == "auto" and requested:
         coefficient = own
     elif own is not None and wanted == "auto":
         why = f": config.json does not set output_router_logits; model.router_aux_loss: {own:g} would add one{why}"

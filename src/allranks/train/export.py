@@ -82,14 +82,14 @@ def verify_logits(source: Path, target: Path, base: str, quantize: str) -> str:
     """
     import torch
 
-    wanted, found = (load(folder, base, quantize=quantize) for folder in (source, target))
+    wanted, exported = (load(folder, base, quantize=quantize) for folder in (source, target))
     wanted.eval()
-    found.eval()
+    exported.eval()
     size = wanted.get_input_embeddings().weight.shape[0]
     ids = (torch.arange(2 * TOKENS) * 7919 % size).view(2, TOKENS)
     mask = torch.ones_like(ids)
     with torch.inference_mode():
-        a, b = (m(input_ids=ids, attention_mask=mask).logits.float() for m in (wanted, found))
+        a, b = (m(input_ids=ids, attention_mask=mask).logits.float() for m in (wanted, exported))
     difference = float((a - b).abs().max() / a.abs().max().clamp_min(1e-6))
     dtype = str(next(wanted.parameters()).dtype).removeprefix("torch.")
     merged = (source / "adapter_config.json").is_file() and not (target / "adapter_config.json").is_file()

@@ -153,10 +153,16 @@ class EvidenceCollector:
         return _redacted(collected)
 
     def _rank(
-        self, rank: int, page: HeartbeatPage, beat: Heartbeat, size: int, cpu_before: float, asked: tuple[float, float]
+        self,
+        rank: int,
+        page: HeartbeatPage,
+        beat: Heartbeat,
+        size: int,
+        cpu_before: float,
+        request: tuple[float, float],
     ) -> RankEvidence:
-        """Return the evidence of a rank. ``asked``: when, and how long the answer was waited for, in seconds."""
-        at, waited = asked  # silence counts up to the request, since the answer itself may take long
+        """Return the evidence of a rank. ``request``: when, and how long the answer was waited for, in seconds."""
+        at, waited = request  # silence counts up to the request, since the answer itself may take long
         text = page.stack_text(STACK_BYTES + size)[size:]
         self._keep(rank, text)
         calls, no_calls = self._calls(rank, page)
@@ -244,12 +250,12 @@ def _wait_for_answers(pages: Mapping[int, HeartbeatPage], sizes: Mapping[int, in
         time.sleep(0.2 if waited < ANSWER_S else 1.0)
 
 
-def save_evidence(path: Path, found: NodeEvidence) -> None:
+def save_evidence(path: Path, evidence: NodeEvidence) -> None:
     """Write the evidence to the run folder; raise `OSError` if that fails."""
     make_folder(path.parent)
-    write_text_atomic(path, msgspec.json.format(msgspec.json.encode(found)).decode())
+    write_text_atomic(path, msgspec.json.format(msgspec.json.encode(evidence)).decode())
 
 
-def _redacted(found: NodeEvidence) -> NodeEvidence:
+def _redacted(evidence: NodeEvidence) -> NodeEvidence:
     """Return the evidence without secrets in stacks or process names."""
-    return msgspec.convert(redact_tree(msgspec.to_builtins(found)), NodeEvidence)
+    return msgspec.convert(redact_tree(msgspec.to_builtins(evidence)), NodeEvidence)

@@ -463,11 +463,11 @@ class HangAnalyzer:
 
     def __call__(self, alarm: HangAlarm, evidence: Sequence[NodeEvidence]) -> str:
         """Analyze, write ``hang.json``, and return the verdict in one sentence, even if the file cannot be written."""
-        found = {e.node: e for e in evidence}
+        by_node = {e.node: e for e in evidence}
         for node in range(self._nodes):
-            if node not in found and (kept := self._kept(node)) is not None:
-                found[node] = kept
-        report = analyze_hang(list(found.values()), self._hosts, alarm, self._attempt, time.time())
+            if node not in by_node and (kept := self._kept(node)) is not None:
+                by_node[node] = kept
+        report = analyze_hang(list(by_node.values()), self._hosts, alarm, self._attempt, time.time())
         report = msgspec.structs.replace(report, files=str(self._run.hang(self._attempt)))
         try:
             write_hang_report(self._run, report)

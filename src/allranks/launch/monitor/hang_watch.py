@@ -139,9 +139,9 @@ class HangMonitor(threading.Thread):
         logging.warning("rank %s of %s has made no progress for %.0f s", alarm.rank, alarm.host, alarm.limit_s)
         began = time.monotonic()
         try:
-            found = self._collector.node(self._on.pages, self.beats())
-            self._channel.send_evidence(found)
-            save_evidence(self._on.run.hang_node(self._on.attempt, self._on.node), found)
+            evidence = self._collector.node(self._on.pages, self.beats())
+            self._channel.send_evidence(evidence)
+            save_evidence(self._on.run.hang_node(self._on.attempt, self._on.node), evidence)
         except Exception as error:  # noqa: BLE001 - the thread must survive any error
             logging.warning("the evidence of %s is incomplete: %s: %s", self._on.named, type(error).__name__, error)
         while not self._channel.orders.end and time.monotonic() - began < VERDICT_S and not self._stopped.is_set():
@@ -150,8 +150,8 @@ class HangMonitor(threading.Thread):
 
     def beats(self) -> dict[int, Heartbeat]:
         """Return each rank's last heartbeat; ranks without one are left out."""
-        found = {rank: page.read() for rank, page in self._on.pages.items()}
-        return {rank: beat for rank, beat in found.items() if beat is not None}
+        beats = {rank: page.read() for rank, page in self._on.pages.items()}
+        return {rank: beat for rank, beat in beats.items() if beat is not None}
 
     def silence(self, now: float) -> HangAlarm | None:
         """Return an alarm for the first rank that has made no progress for too long, after raising it."""
@@ -175,16 +175,16 @@ class HangMonitor(threading.Thread):
         """Return when this rank was last observed to call a collective, write a line, compute, read or write."""
         before = self._worked.get(rank)
         if before is None or now - before.at >= ACTIVITY_INTERVAL_S:
-            found = _Sample(now, procfs.work_of(beat.pid), (tuple(beat.sequences.items()), self._log_bytes(rank)))
+            sample = _Sample(now, procfs.work_of(beat.pid), (tuple(beat.sequences.items()), self._log_bytes(rank)))
             # on GPUs a rank that waits for one uses its core, too, except while it prepares the data without them
             own_cpu = self._device != "cuda" or beat.phase == PREPARE_PHASE
             if (
                 before is None
-                or found.progress != before.progress
-                or found.work.is_busy(before.work, now - before.at, own_cpu=own_cpu)
+                or sample.progress != before.progress
+                or sample.work.is_busy(before.work, now - before.at, own_cpu=own_cpu)
             ):
                 self._active[rank] = now
-            self._worked[rank] = found
+            self._worked[rank] = sample
         return self._active.get(rank, 0.0)
 
     def _log_bytes(self, rank: int) -> int:
@@ -199,20 +199,20 @@ class HangMonitor(threading.Thread):
         measure = script.wants_activity(now)
         left = any(procfs.has_ended(beat.pid) for beat in beats.values())
         begins = any(beat.phase != SCRIPT_PHASE for beat in beats.values())
-        found = (
+        reasons = (
             None
             if left or begins
             else script.look(now, self._floor, {r: self._sample(r, b, measure) for r, b in beats.items()})
         )
-        if (found is not None) == self._suspects:
+        if (reasons is not None) == self._suspects:
             return
-        self._suspects = found is not None
-        if found is None:
+        self._suspects = reasons is not None
+        if reasons is None:
             self._raise(None)
             return
-        place = {"phase": SCRIPT_PHASE, "part": "", "step": None, "limit_s": round(found.limit_s, 1)}
-        kind = {"whole_job": True, "stuck": found.stuck, "waiting": found.waiting}
-        self._raise(self._alarm(found.rank, found.since, now, **place, **kind))
+        place = {"phase": SCRIPT_PHASE, "part": "", "step": None, "limit_s": round(reasons.limit_s, 1)}
+        kind = {"whole_job": True, "stuck": reasons.stuck, "waiting": reasons.waiting}
+        self._raise(self._alarm(reasons.rank, reasons.since, now, **place, **kind))
 
     def _sample(self, rank: int, beat: Heartbeat, measure: bool) -> RankSample:
         return RankSample(

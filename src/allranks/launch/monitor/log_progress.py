@@ -53,12 +53,12 @@ _NANOGPT_EVAL = re.compile(rf"^step (\d{{1,12}}): train loss {_NUMBER}, val loss
 
 def _losses(text: str) -> dict[str, float]:
     """Return the first loss of training and of held-out data that a text names."""
-    found: dict[str, float] = {}
+    losses: dict[str, float] = {}
     for name, value in _LOSS.findall(text):
         key = "loss" if name.lower() in _OF_TRAINING else "eval_loss" if name.lower() in _HELD_OUT else ""
         if key:
-            found.setdefault(key, float(value))
-    return found
+            losses.setdefault(key, float(value))
+    return losses
 
 
 class _StepCount:
@@ -98,11 +98,11 @@ class LineReader:
         """Read one line."""
         text = printable(line).strip()
         if match := _TRAINER.search(text):
-            found = {name: float(value) for name, value in _FIELD.findall(match[0])}
-            self._trainer_logged = "loss" in found
+            fields = {name: float(value) for name, value in _FIELD.findall(match[0])}
+            self._trainer_logged = "loss" in fields
             if self._trainer_logged and "loss" not in self._found:
                 self._found.pop("step", None)  # of the last bar; the one that follows has the step of this loss
-            self._keep(**found)
+            self._keep(**fields)
         elif match := _BAR.match(text) or _RICH.match(text):
             self._bar(match)
         elif match := _NANOGPT_EVAL.match(text):  # its train loss is an estimate of the evaluation
@@ -191,9 +191,9 @@ class LogProgress(threading.Thread):
                 self._lines.feed(line)
             if last:
                 self._lines.feed(self._rest.decode("utf-8", "replace"))
-            if found := self._lines.take(last=last):
+            if lines := self._lines.take(last=last):
                 with EventLog(self._events_path, 0) as log:
-                    for record in found:
+                    for record in lines:
                         log.write(PROGRESS, source=READ_IN_LOG, **record)
         except Exception as error:  # noqa: BLE001 - the output may hold anything, and the run does not depend on it
             logging.warning("no progress can be read in %s: %s: %s", self._log, type(error).__name__, error)

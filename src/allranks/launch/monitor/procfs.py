@@ -26,8 +26,8 @@ BUSY_BYTES = 1 << 16
 
 def state_of(pid: int) -> str:
     """Return the kernel's state letter and name of a process; `GONE` if it does not exist."""
-    found = re.search(r"^State:\s*(\w)", _read(f"/proc/{pid}/status"), re.MULTILINE)
-    letter = found[1] if found else ""
+    match = re.search(r"^State:\s*(\w)", _read(f"/proc/{pid}/status"), re.MULTILINE)
+    letter = match[1] if match else ""
     return f"{letter} {STATE_NAMES.get(letter, '')}".strip() if letter else GONE
 
 
@@ -43,8 +43,8 @@ def is_ended_state(state: str) -> bool:
 
 def wait_channel(pid: int) -> str:
     """Return the kernel function in which a process sleeps."""
-    found = _read(f"/proc/{pid}/wchan").strip()
-    return "" if found == "0" else found[:80]
+    channel = _read(f"/proc/{pid}/wchan").strip()
+    return "" if channel == "0" else channel[:80]
 
 
 def kernel_stack(pid: int) -> list[str]:
@@ -97,12 +97,12 @@ def _cpu_and_io(process: psutil.Process) -> tuple[float, float, int]:
 
 def blocked_processes() -> list[str]:
     """Return this node's processes in uninterruptible sleep: pid, name and kernel function."""
-    found = []
+    blocked = []
     for process in psutil.process_iter(["pid", "name", "status"]):
-        if process.info["status"] == psutil.STATUS_DISK_SLEEP and len(found) < MAX_BLOCKED:
+        if process.info["status"] == psutil.STATUS_DISK_SLEEP and len(blocked) < MAX_BLOCKED:
             pid = process.info["pid"]
-            found.append(f"{pid} {process.info['name']} {wait_channel(pid)}".strip())
-    return found
+            blocked.append(f"{pid} {process.info['name']} {wait_channel(pid)}".strip())
+    return blocked
 
 
 def interfaces() -> dict[str, dict[str, Any]]:

@@ -66,11 +66,11 @@ class SlurmJob(LaunchedJob):
         if (note := str(self._overdue.driver().get("note", self._noted))) != self._noted:
             self._noted = note
             self._notes.append(f"note     {note}")
-        found = self._slurm.state(self._job)
-        if found.state == NO_ANSWER:  # slurmctld restarts, or is busy: the job does not depend on it
-            self._unanswered = found.reason
+        state = self._slurm.state(self._job)
+        if state.state == NO_ANSWER:  # slurmctld restarts, or is busy: the job does not depend on it
+            self._unanswered = state.reason
         else:
-            self._state, self._answered_at, self._unanswered = found, now, ""
+            self._state, self._answered_at, self._unanswered = state, now, ""
         if self._killed_at is not None and now - self._killed_at > CANCEL_COMPLETES_S:
             return 1
         if self._state.alive and not self._given_up():
@@ -157,8 +157,8 @@ class SlurmJob(LaunchedJob):
         self._cancel()
 
     def _not_started(self) -> bool:
-        found = self._slurm.state(self._job).state
-        return (self._state.state if found == NO_ANSWER else found) in NOT_STARTED
+        state = self._slurm.state(self._job).state
+        return (self._state.state if state == NO_ANSWER else state) in NOT_STARTED
 
     def _mark_cancelled(self) -> None:
         try:
@@ -217,8 +217,8 @@ class AllocationJob(LaunchedJob):
         return code
 
     def news(self) -> str | None:
-        told, self._told = self._told, True
-        return None if told else f"running in {self.label} on {os.environ.get('SLURM_JOB_NODELIST', '?')}"
+        already_reported, self._told = self._told, True
+        return None if already_reported else f"running in {self.label} on {os.environ.get('SLURM_JOB_NODELIST', '?')}"
 
     def request_stop(self, reason: str) -> None:
         """Stop the ranks after a checkpoint."""

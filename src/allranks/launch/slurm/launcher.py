@@ -175,8 +175,8 @@ class SlurmLauncher(Launcher):
         if job and (not driver or driver.get("state") in ("running", "requeued") or driver.get("job") != job["job"]):
             state = self._slurm().state(job["job"])
             if state.alive:
-                found, at_once = SlurmJob(run, self._slurm(), job["job"]), now or state.state == "PENDING"
-                found.kill() if at_once else found.request_stop("allranks cancel")
+                slurm_job, at_once = SlurmJob(run, self._slurm(), job["job"]), now or state.state == "PENDING"
+                slurm_job.kill() if at_once else slurm_job.request_stop("allranks cancel")
                 return f"job {job['job']} ({state.state.lower()}) " + (
                     "is cancelled" if at_once else "is asked to stop"
                 )
@@ -229,8 +229,8 @@ def _require_environment(where: TargetNodes, spec: RunSpec) -> None:
 def _sbatch_export(names: list[str], extra: list[str], environment: Mapping[str, str]) -> dict[str, str]:
     """Return SBATCH_EXPORT plus these variables, for jobs that do not inherit the full environment (``NONE``)."""
     given = [option.partition("=")[2] for option in extra if option.startswith("--export=")]
-    asked = environment.get("SBATCH_EXPORT") or (given[-1] if given else "ALL")
-    if not names or asked.split(",")[0].upper() == "ALL":
+    exported = environment.get("SBATCH_EXPORT") or (given[-1] if given else "ALL")
+    if not names or exported.split(",")[0].upper() == "ALL":
         return {}
-    kept = [] if asked.upper() in ("NONE", "NIL") else [asked]
+    kept = [] if exported.upper() in ("NONE", "NIL") else [exported]
     return {"SBATCH_EXPORT": ",".join([*kept, *names])}

@@ -117,8 +117,8 @@ class DriverLiveness:
 
     def driver(self) -> dict[str, Any]:
         """Return the last record of this job's driver; empty if the record is another job's."""
-        found = read_json(self._run.driver) or {}
-        return found if found.get("job") == self._job else {}
+        driver = read_json(self._run.driver) or {}
+        return driver if driver.get("job") == self._job else {}
 
 
 def liveness_problem(run: RunDir, driver: Mapping[str, Any], state: str) -> str:
@@ -197,8 +197,8 @@ def _slurmd_port(slurm: Slurm) -> int:
         done = slurm.call("scontrol", "show", "config", timeout_s=SCONTROL_TIMEOUT_S)
     except EnvironmentNotAble:
         return SLURMD_PORT
-    found = re.search(r"^SlurmdPort\s*=\s*(\d+)", done.stdout, re.MULTILINE)
-    return int(found.group(1)) if found else SLURMD_PORT
+    match = re.search(r"^SlurmdPort\s*=\s*(\d+)", done.stdout, re.MULTILINE)
+    return int(match.group(1)) if match else SLURMD_PORT
 
 
 def handle_dead_driver(
@@ -242,11 +242,11 @@ def handle_dead_driver(
             own_program=spec.script is not None,
         )
         return False
-    found = _describe_loss(sign, run, slurm, job, driver, node)
+    loss = _describe_loss(sign, run, slurm, job, driver, node)
     slurm.cancel(job)
     ended = {} if sign != SILENT else {"state": "failed", "exit_code": 1}
     cure = _how_to_continue(run, without if node.lost or sign != SILENT else [])
-    _write_driver_record(run, {**driver, **ended, "gave_up": f"{found}. {cure}"})
+    _write_driver_record(run, {**driver, **ended, "gave_up": f"{loss}. {cure}"})
     return True
 
 

@@ -159,10 +159,10 @@ class StopAndRequeue:
 
     def lost_nodes(self, hosts: Iterable[str]) -> dict[str, str]:
         """Return which of these nodes are lost, with the evidence; an agent killed on a healthy node does not count."""
-        found = [examine_node(self._slurm, host) for host in hosts]
-        for verdict in found:
+        examined = [examine_node(self._slurm, host) for host in hosts]
+        for verdict in examined:
             print_log_line(f"node {verdict.host}: {verdict.text}")
-        return {verdict.host: verdict.text for verdict in found if verdict.lost}
+        return {verdict.host: verdict.text for verdict in examined if verdict.lost}
 
     def _requeue(self, spec: RunSpec, plan: LaunchPlan, attempt: int, why: str, lost: Mapping[str, str]) -> str:
         """Requeue the job without its lost nodes and exit; return why not, empty if no requeue is wanted."""

@@ -141,8 +141,8 @@ def own_node_rank(options: TorchrunOptions) -> int | None:
     if options.node_rank is not None:
         return options.node_rank
     one_per_node = os.environ.get("SLURM_STEP_NUM_NODES") == str(options.max_nodes)
-    found = os.environ.get("SLURM_NODEID" if one_per_node else "SLURM_PROCID", "")
-    return int(found) if found.isdigit() else 0 if options.backend == "static" else None
+    rank = os.environ.get("SLURM_NODEID" if one_per_node else "SLURM_PROCID", "")
+    return int(rank) if rank.isdigit() else 0 if options.backend == "static" else None
 
 
 def is_this_machine(host: str) -> bool:
@@ -211,7 +211,7 @@ def gather(
             say(problem)
 
     began = latest = time.monotonic()
-    told, count = False, 1
+    notified, count = False, 1
     listener.settimeout(POLL_S)
     with listener:
         while len(joined) < options.max_nodes:
@@ -231,8 +231,8 @@ def gather(
                     f"{missing} within {options.join_timeout_s:.0f} s (--rdzv-conf join_timeout); start the same line "
                     "on the others, and see what they print"
                 )
-            if not told and now - began > SAY_S:
-                told = True
+            if not notified and now - began > SAY_S:
+                notified = True
                 say(f"{missing}; waiting for the others")
     with lock:
         others = sorted(joined[1:], key=lambda one: (one[0].node is None, one[0].node or 0, one[0].host))

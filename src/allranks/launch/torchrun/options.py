@@ -63,11 +63,11 @@ def _endpoint(text: str) -> tuple[str, int | None]:
 
 def _settings(text: str) -> dict[str, float]:
     pairs = [part.strip(" '\"").partition("=") for part in text.split(",")]
-    found = {name: value for name, _, value in pairs if name in ("join_timeout", "last_call_timeout", "timeout")}
-    for name, value in found.items():
+    timeouts = {name: value for name, _, value in pairs if name in ("join_timeout", "last_call_timeout", "timeout")}
+    for name, value in timeouts.items():
         if not re.fullmatch(r"\d+(\.\d+)?", value):
             raise argparse.ArgumentTypeError(f"{name}={value}: expected a number of seconds")
-    return {name: float(value) for name, value in found.items()}
+    return {name: float(value) for name, value in timeouts.items()}
 
 
 def _streams(text: str) -> dict[int, int]:

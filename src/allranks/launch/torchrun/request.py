@@ -99,8 +99,8 @@ def program_python() -> str:
     or that of the torchrun on PATH; without one the current Python."""
     if wanted := os.environ.get("PYTHON_EXEC"):
         return wanted
-    here, other = Path(sys.executable).parent / "torchrun", shutil.which("torchrun")
-    if here.exists() or other is None:
+    own, other = Path(sys.executable).parent / "torchrun", shutil.which("torchrun")
+    if own.exists() or other is None:
         return sys.executable
     with Path(other).open("rb") as file:
         line = _SHEBANG.match(file.readline(4096))

@@ -142,12 +142,12 @@ def run_preflight(
     """
     fixed = spec.cluster.rendezvous.port
     ports = [fixed] if fixed else port_candidates(where.job_id)
-    asked = required or node_requirements(spec, run_root, ports=ports, imports=imports)
-    with write_nonces(asked) as (asked, secrets):
-        limit = PROBE_TIMEOUT_S + (asked.import_limit_s if asked.imports else 0)
-        program = NodeProgram(name="probe.py", python=asked.python, argument=msgspec.to_builtins(asked))
+    requirements = required or node_requirements(spec, run_root, ports=ports, imports=imports)
+    with write_nonces(requirements) as (requirements, secrets):
+        limit = PROBE_TIMEOUT_S + (requirements.import_limit_s if requirements.imports else 0)
+        program = NodeProgram(name="probe.py", python=requirements.python, argument=msgspec.to_builtins(requirements))
         answers, silent = _ask(where, program, limit)
-        here = _launcher_folders(asked) if where.hosts else {}  # without hosts, the node is this machine
+        own_folders = _launcher_folders(requirements) if where.hosts else {}  # without hosts, the node is this machine
     lines = answers.by_host()
     probes = [msgspec.convert(line.facts(), Probe) for line in lines.values()]
     probes.sort(key=lambda probe: probe.node_id)
@@ -157,10 +157,10 @@ def run_preflight(
             network = choose_network(probes, spec.cluster.rendezvous.interface)
         except EnvironmentNotAble as error:
             network_error = str(error)
-    reach, reach_s = _test_connectivity(where, asked, probes, network)
+    reach, reach_s = _test_connectivity(where, requirements, probes, network)
     survey = NodeSurvey(
         probes=probes,
-        required=asked,
+        required=requirements,
         need=plan if isinstance(plan, PlanRequirements) else _plan_requirements(plan, fixed),
         network=network,
         network_error=network_error,
@@ -168,8 +168,8 @@ def run_preflight(
         nonces=secrets,
         remote=bool(where.hosts),
         received={host: line.received for host, line in lines.items()},
-        here=here,
-        program_here={name: prober.has_module(name) for name in asked.program},
+        here=own_folders,
+        program_here={name: prober.has_module(name) for name in requirements.program},
     )
     reports = [*(run_checks(survey) if probes else []), *silent]
     return PreflightResult(

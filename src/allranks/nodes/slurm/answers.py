@@ -110,9 +110,9 @@ class JobFiles(msgspec.Struct, frozen=True, kw_only=True):
         values = {"A": array_job, "a": task or "4294967294", "j": self.info.job, "J": self.info.job, "x": self.name}
         values |= {"u": self.user, "N": node, "n": "0", "t": "0", "s": "batch", "%": "%"}
 
-        def expanded(found: re.Match[str]) -> str:
-            value = values.get(found[2], found[0])
-            return value.zfill(int(found[1])) if found[1] and value.isdigit() else value
+        def expanded(match: re.Match[str]) -> str:
+            value = values.get(match[2], match[0])
+            return value.zfill(int(match[1])) if match[1] and value.isdigit() else value
 
         texts = dict.fromkeys(text for text in (self.std_out, self.std_err) if text)
         return [Path(self.work_dir, re.sub(r"%(\d{0,2})([A-Za-z%])", expanded, text)) for text in texts]

@@ -266,11 +266,11 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 FIRST_STEP = "first step"
 
 
-def estimate(spec: RunSpec, plan: LaunchPlan, found: ConfigSource, capacity: Capacity) -> Fit:
+def estimate(spec: RunSpec, plan: LaunchPlan, source: ConfigSource, capacity: Capacity) -> Fit:
     """Return what one rank needs, and whether its device has it."""
     empty = Fit(
         model=spec.model.name if spec.model else "script",
-        model_source=found.source,
+        model_source=source.source,
         strategy=plan.strategy,
         world_size=plan.world_size,
         parameters=0,
@@ -280,17 +280,17 @@ def estimate(spec: RunSpec, plan: LaunchPlan, found: ConfigSource, capacity: Cap
         needed_bytes=0,
         capacity=capacity,
         verdict=NOT_KNOWN,
-        unknown=found.unknown,
+        unknown=source.unknown,
     )
-    if found.config is None or spec.model is None or spec.data is None or plan.batch is None:
+    if source.config is None or spec.model is None or spec.data is None or plan.batch is None:
         return empty
-    model = model_of(spec, plan, found.config)
+    model = model_of(spec, plan, source.config)
     state = strategy_state(plan.strategy, model, plan.strategy_options)
     if state is None:
         return msgspec.structs.replace(empty, unknown=f"the memory use of {plan.strategy} is unknown")
     batch = batch_of(spec, plan, model)
     moments = step_moments(model, state, batch, recomputation=plan.recomputation)
-    moments = with_runtime(moments, found.config, batch, plan)
+    moments = with_runtime(moments, source.config, batch, plan)
     peak = max(moments, key=lambda m: m.total_bytes)
     needed = peak.total_bytes
     return msgspec.structs.replace(
@@ -303,7 +303,7 @@ def estimate(spec: RunSpec, plan: LaunchPlan, found: ConfigSource, capacity: Cap
         fixed_bytes=sum(peak.parts.get(part, 0) for part in FIXED_PARTS),
         verdict=verdict(needed, capacity.bytes),
         fails_in=_fails_in(moments, capacity.bytes),
-        notes=_notes(spec, plan, found.config.family),
+        notes=_notes(spec, plan, source.config.family),
     )
 
 

@@ -129,8 +129,8 @@ def prepare(spec: RunSpec, cache_root: Path, *, classifier: bool, log: shared_ca
         _write(folder, assemble(spec, named, classifier=classifier, head=head), own_tokenizer=named is None)
 
     own = private_root(cache_root) / "data"
-    folder, how = shared_cache.get_or_build(cache_root / "allranks" / "data", key, build, log, private=own)
-    return _load(folder, named, how)
+    folder, origin = shared_cache.get_or_build(cache_root / "allranks" / "data", key, build, log, private=own)
+    return _load(folder, named, origin)
 
 
 def _identity(data: DataSpec) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def _save(folder: Path, name: str, rows: list[EncodedRow], packs: list[list[int]
     return digest.hexdigest()
 
 
-def _load(folder: Path, named: Any, how: str) -> PreparedData:
+def _load(folder: Path, named: Any, origin: str) -> PreparedData:
     tokenizer = named if named is not None else load_tokenizer(str(folder / "tokenizer"), None)
     try:
         facts = msgspec.convert(read_json(folder / "facts.json"), DataFacts)
@@ -188,7 +188,7 @@ def _load(folder: Path, named: Any, how: str) -> PreparedData:
         questions=read_json(folder / "questions.json") or [],
         facts=facts,
         tokenizer=tokenizer,
-        how=how,
+        how=origin,
         folder=folder,
     )
 

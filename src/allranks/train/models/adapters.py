@@ -146,9 +146,9 @@ def adapter_remarks(model: nn.Module, spec: AdapterSpec) -> tuple[str, ...]:
     ]
     if not left:
         return tuple(copied)
-    asked = "every linear layer" if wanted is None else ", ".join(wanted)
+    targets = "every linear layer" if wanted is None else ", ".join(wanted)
     return (
-        f"adapters: for {asked}, PEFT adapts the fused experts instead ({', '.join(places)}) and skips {len(left)} "
+        f"adapters: for {targets}, PEFT adapts the fused experts instead ({', '.join(places)}) and skips {len(left)} "
         f"linear layers, first {left[0]}; name the layers in adapter.targets and the parameters in "
         "adapter.target_parameters",
         *copied,

@@ -136,19 +136,19 @@ def _rows_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     of_q, of_k, of_v = (torch.empty_like(t) for t in (query, key, value))
     for i, low, high in spans_of(ends, query.shape[2]):
-        here, there = (slice(i, i + 1), slice(None), slice(low, high)), (slice(i, i + 1), slice(low, high))
-        q, k, v = (t[here] for t in (query, key, value))
+        queries, there = (slice(i, i + 1), slice(None), slice(low, high)), (slice(i, i + 1), slice(low, high))
+        q, k, v = (t[queries] for t in (query, key, value))
         if _in_blocks(q, k, v, window):
             slope, logs = (t[there][0].transpose(0, 1) for t in (gradient, sums))
-            found = blockwise_attention.backward(slope, q[0], k[0], v[0], logs, _scale(q, scale))
+            gradients = blockwise_attention.backward(slope, q[0], k[0], v[0], logs, _scale(q, scale))
         else:
             mask = _additive_mask(q, window)
-            found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 gradient[there].transpose(1, 2), q, k, v, out[there].transpose(1, 2), sums[there].transpose(1, 2),
                 0.0, mask is None, attn_mask=mask, scale=scale,
             )  # fmt: skip
-        for whole, part in zip((of_q, of_k, of_v), found, strict=True):
-            whole[here] = part
+        for whole, part in zip((of_q, of_k, of_v), gradients, strict=True):
+            whole[queries] = part
     return of_q, of_k, of_v
 
 

@@ -129,8 +129,8 @@ def forward(
         largest = p.amax(-1, keepdim=True)
         torch.exp2(p.sub_(largest), out=p)
         each = p.sum(-1, keepdim=True)
-        found = torch.bmm(p, value[part.heads, part.seen]).div_(each)
-        outputs[part.heads, :, part.here] = found.view(*shape, width)
+        output = torch.bmm(p, value[part.heads, part.seen]).div_(each)
+        outputs[part.heads, :, part.here] = output.view(*shape, width)
         logs[part.heads, :, part.here] = each.log2_().add_(largest).div_(_LOG2_E).view(shape)
 
 
@@ -160,8 +160,8 @@ def backward(
         _add(of_value[part.heads, :, part.seen], s, p, 1.0, part)
         _softmax_backward(d, p, -1, torch.float32, grad_input=d)
         _add(of_key[part.heads, :, part.seen], q, d, scale, part)
-        found = torch.bmm(d, k).view(q.shape[0], group, -1, width)
-        torch.mul(found, scale, out=of_query[part.heads, :, part.here])
+        gradient = torch.bmm(d, k).view(q.shape[0], group, -1, width)
+        torch.mul(gradient, scale, out=of_query[part.heads, :, part.here])
     return of_query.flatten(0, 1), of_key.transpose(1, 2), of_value.transpose(1, 2)
 
 

@@ -60,21 +60,21 @@ def fuse_lora(model: nn.Module) -> int:
     """Replace the forward of every plain LoRA linear layer of a PEFT model; return the number of layers."""
     from peft.tuners.lora.layer import Linear
 
-    found = 0
+    fused = 0
     for parent in model.modules():
         adapted = ((n, m) for n, m in parent.named_children() if type(m) is Linear)
         layers = {n: m for n, m in adapted if type(m.base_layer) in (nn.Linear, NF4Linear)}
         for layer in layers.values():
             vars(layer).pop(_GROUP, None)
             replace_forward(layer, MethodType(_forward, layer))
-            found += 1
+            fused += 1
         for names in SHARED_INPUTS:
             members = [layer for name, layer in layers.items() if name in names]
             if len({layer.in_features for layer in members}) == 1 < len(members):
                 group = InputGroup(members)
                 for position, layer in enumerate(members):
                     vars(layer)[_GROUP] = group, position
-    return found
+    return fused
 
 
 @dataclass(eq=False)
@@ -149,15 +149,15 @@ def left_to_peft(model: nn.Module) -> dict[str, list[str]]:
     """Return the names of LoRA layers that PEFT's own forward computes, by reason; without adapters of parameters."""
     from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 
-    found: dict[str, list[str]] = {}
+    reasons: dict[str, list[str]] = {}
     for name, layer in model.named_modules():
         if not isinstance(layer, LoraLayer) or isinstance(layer, ParamWrapper):
             continue
         if "forward" not in vars(layer):
-            found.setdefault(f"layers of class {type(layer.base_layer).__name__}", []).append(name)
+            reasons.setdefault(f"layers of class {type(layer.base_layer).__name__}", []).append(name)
         elif sole_adapter(layer) is None:
-            found.setdefault("a variant of LoRA, or not one adapter alone", []).append(name)
-    return found
+            reasons.setdefault("a variant of LoRA, or not one adapter alone", []).append(name)
+    return reasons
 
 
 def _forward(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -281,8 +281,8 @@ class LoRALinears(torch.autograd.Function):
                 firsts, seconds = [slope_parts[0].t(), *wide[0]], [_stacked(downs, dtype), *wide[1]]
                 slope_x = _sum(firsts, seconds, [1.0] * len(firsts))
         slopes_down = [
-            None if slope is None else found.to(down.dtype)
-            for slope, found, down in zip(slopes, slopes_down, downs, strict=True)
+            None if slope is None else slope_down.to(down.dtype)
+            for slope, slope_down, down in zip(slopes, slopes_down, downs, strict=True)
         ]
         slope_x = None if slope_x is None else slope_x.view(x.shape)
         return slope_x, None, *[None] * (4 * n), *slopes_down, *slopes_up

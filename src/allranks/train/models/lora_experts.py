@@ -67,10 +67,10 @@ def fuse_expert_lora(model: nn.Module) -> tuple[int, int]:
 
 def _chain(wrapper: Any) -> list[Any]:
     """Return the nested wrappers of one module of experts, outer ones first: each adapts one parameter."""
-    found = [wrapper]
-    while isinstance(found[-1].base_layer, type(wrapper)):
-        found.append(found[-1].base_layer)
-    return found
+    chain = [wrapper]
+    while isinstance(chain[-1].base_layer, type(wrapper)):
+        chain.append(chain[-1].base_layer)
+    return chain
 
 
 def _is_known(experts: Any, adapted: list[str]) -> bool:
@@ -103,7 +103,7 @@ def _adapters(chain: list[Any], experts: Any) -> dict[str, ExpertLoRA] | None:
     """Return the adapters by the parameter's name, or None if PEFT's own forward is needed."""
     if getattr(experts, "_is_expert_parallel", False) or hasattr(experts, "parametrizations"):
         return None
-    found = {}
+    adapters = {}
     for wrapper in chain:
         name, parameter = sole_adapter(wrapper), wrapper.get_param()
         # A belongs to the inputs and B to the outputs; early versions did not swap them by the weight's layout
@@ -113,10 +113,10 @@ def _adapters(chain: list[Any], experts: Any) -> dict[str, ExpertLoRA] | None:
             return None
         if wrapper.lora_B[name].bias is not None:
             return None
-        found[wrapper.parameter_name] = ExpertLoRA(
+        adapters[wrapper.parameter_name] = ExpertLoRA(
             wrapper.lora_A[name].weight, wrapper.lora_B[name].weight, wrapper.scaling[name]
         )
-    return found
+    return adapters
 
 
 def _experts_forward(experts: Any, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

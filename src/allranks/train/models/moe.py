@@ -97,7 +97,7 @@ def router_coefficient(model: Any, wanted: float | str | bool) -> tuple[float, s
         experts=bool(routers),
         biased=any(hasattr(router, "e_score_correction_bias") for router in routers),
         own=float(own) if own is not None and has_loss else None,
-        asked=bool(getattr(base.config, "output_router_logits", False)),
+        requested=bool(getattr(base.config, "output_router_logits", False)),
     )
 
 

@@ -151,21 +151,21 @@ def _register(kernel: Kernel | None) -> None:
 
 
 @torch.compiler.disable()
-def _mask(dense: Callable[..., Any], kernel: Kernel | None, **asked: Any) -> Any:
+def _mask(dense: Callable[..., Any], kernel: Kernel | None, **arguments: Any) -> Any:
     """Return the `RowMask` of a packed batch, else ``sdpa``'s mask. Called by transformers for each kind of layer."""
-    rows, config, window = _rows, asked["config"], asked.get("local_size")
+    rows, config, window = _rows, arguments["config"], arguments.get("local_size")
     ours = (
         rows is not None
-        and asked["mask_function"] is not None
-        and asked.get("attention_mask") is None
-        and asked["q_length"] == asked["kv_length"]
-        and not asked.get("use_vmap")  # a mask function of the model's own
-        and "allow_is_causal_skip" in asked  # else attention in both directions
+        and arguments["mask_function"] is not None
+        and arguments.get("attention_mask") is None
+        and arguments["q_length"] == arguments["kv_length"]
+        and not arguments.get("use_vmap")  # a mask function of the model's own
+        and "allow_is_causal_skip" in arguments  # else attention in both directions
         and (window is None or window == getattr(config, "sliding_window", None))
-        and rows.shape == (asked["batch_size"], asked["q_length"])
+        and rows.shape == (arguments["batch_size"], arguments["q_length"])
     )
     if not ours:
-        return dense(**asked)
+        return dense(**arguments)
     assert rows is not None
     for ends in (rows.ends, rows.ends_on_device):  # the number of rows differs between batches: one program for all
         torch._dynamo.maybe_mark_dynamic(ends, 0)  # type: ignore[attr-defined]
@@ -203,15 +203,15 @@ def _attention(
 
 
 def _whole_in_blocks(
-    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, asked: dict[str, Any]
+    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, arguments: dict[str, Any]
 ) -> bool:
     """Return whether unpacked sequences train faster in blocks, and ``sdpa`` would compute plain causal attention."""
-    causal = asked.get("is_causal")
+    causal = arguments.get("is_causal")
     return (
         not torch.compiler.is_compiling()  # the number of threads is not known to a compiled graph
         and query.requires_grad
         and (getattr(module, "is_causal", True) if causal is None else causal)
-        and not any(asked.get(name) is not None for name in ("position_bias", "softcap", "cache"))
+        and not any(arguments.get(name) is not None for name in ("position_bias", "softcap", "cache"))
         and not torch.is_autocast_enabled(query.device.type)
         and query.shape[1] % key.shape[1] == 0
         and blockwise_attention.blocks_pay(query, key, value)

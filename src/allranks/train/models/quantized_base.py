@@ -115,8 +115,8 @@ class QuantizedSource:
         Raises:
             ProofFailed: what is stored of a weight is too far from it.
         """
-        origin, found, _ = name.rpartition(":")
-        if not found:
+        origin, suffix, _ = name.rpartition(":")
+        if not suffix:
             return self._source.take(name)
         if name not in self._made:
             if isinstance(self._source, FileSource):
@@ -139,12 +139,12 @@ class QuantizedSource:
 
 def prove_quantized(name: str, weight: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, mode: str) -> None:
     """Raise `ProofFailed` unless each element of a quantised weight is as near to the weight as NF4 allows."""
-    found = dequantize(packed, scales, torch.float32)
+    values = dequantize(packed, scales, torch.float32)
     blocks = weight.float().unflatten(1, (-1, NF4_BLOCK))
     largest = blocks.abs().amax(-1)
     low, high = largest.aminmax(dim=1, keepdim=True)
     limit = (largest + ((high - low) / 255 if mode == NF4_DOUBLE else 0)) * (REACH + 1e-5)
-    far = ~((found.view_as(blocks) - blocks).abs() <= limit.unsqueeze(-1))
+    far = ~((values.view_as(blocks) - blocks).abs() <= limit.unsqueeze(-1))
     if far.any():
         raise ProofFailed(
             f"loading: {name}: {int(far.sum())} of {weight.numel()} quantised elements differ from those of the file by "

@@ -234,10 +234,10 @@ class TransferChecksums:
         total = torch.tensor(both, dtype=torch.int64).view(-1, 6)
         if world.size > 1:
             dist.all_reduce(total, group=world.control)
-        found, wrong = {}, []
+        loaded, wrong = {}, []
         for name, (count, plain, weighted, *kept) in zip(names, total.tolist(), strict=True):
-            found[name] = count, plain % MODULUS, weighted % MODULUS
-            due, copies = found[name], self._copies[name]
+            loaded[name] = count, plain % MODULUS, weighted % MODULUS
+            due, copies = loaded[name], self._copies[name]
             expected = [due[0] * copies, due[1] * copies % MODULUS, due[2] * copies % MODULUS]
             if [kept[0], kept[1] % MODULUS, kept[2] % MODULUS] != expected or count != self._elements[name]:
                 wrong.append(name)
@@ -246,7 +246,7 @@ class TransferChecksums:
             raise ProofFailed(
                 f"loading: {wrong[0]}{more}: the weights held by the ranks differ from those that {reader} read"
             )
-        return found
+        return loaded
 
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
