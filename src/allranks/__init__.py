@@ -1,8 +1,9 @@
 """allranks: bring up, run, compare and diagnose distributed PyTorch training.
 
-``allranks.run(spec)`` and ``allranks.plan(spec)`` do what the verbs of the command line do. ``allranks.launch(function)``
-runs a Python function on all ranks and returns their values. A program started by ``script:`` reports its progress with
-``allranks.report(step=..., loss=..., tokens=...)``. Importing this package imports neither torch nor anything slow.
+``allranks.run(spec)`` and ``allranks.plan(spec)`` do what the verbs of the command line do.
+``allranks.launch(function)`` runs a Python function on all ranks and returns their values. A program started by
+``script:`` reports its progress with ``allranks.report(step=..., loss=..., tokens=...)``. Importing this package
+imports neither torch nor anything slow.
 """
 
 from __future__ import annotations

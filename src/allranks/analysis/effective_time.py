@@ -45,8 +45,8 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What is recorded of an attempt beside its events, in seconds since 1970.
 
     ``began``: the launcher, or the driver of the job, began it. ``verdict``: what follows its failure was decided.
-    ``faults``: ranks failed by themselves, as their agents saw it. ``hung``: ranks stalled, and nothing else is known of
-    when. ``ends``: ranks ended.
+    ``faults``: ranks failed by themselves, as their agents saw it. ``hung``: ranks stalled, and nothing else is known
+    of when. ``ends``: ranks ended.
     """
 
     began: float | None = None

@@ -1,4 +1,5 @@
-"""Read the reports of NCCL's RAS subsystem (NCCL 2.24 and later): the text of ``ncclras``, and its JSON (2.28.7 and later).
+"""Read the reports of NCCL's RAS subsystem (NCCL 2.24 and later): the text of ``ncclras``, and its JSON (2.28.7 and
+later).
 
 Forms: docs/userguide/source/troubleshooting/ras.rst and src/ras/client_support.cc of NCCL 2.30. Not run on GPUs.
 """
@@ -37,9 +38,9 @@ class RasRank(Struct, frozen=True):
 class RasFinding(Struct, frozen=True, kw_only=True):
     """What RAS reports about a communicator or a process.
 
-    ``kind``: dead or missing (no answer), behind (fewer operations launched than the others), uneven (other numbers that
-    differ), or even (all ranks have launched the same). ``apart``: the difference in operations. ``largest``: no other
-    communicator has more ranks.
+    ``kind``: dead or missing (no answer), behind (fewer operations launched than the others), uneven (other numbers
+    that differ), or even (all ranks have launched the same). ``apart``: the difference in operations. ``largest``: no
+    other communicator has more ranks.
     """
 
     kind: str

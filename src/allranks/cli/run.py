@@ -60,8 +60,8 @@ LINES = {
     "per rank",
     "proof": "proof    {ranks}, weights equal ({digest}), rows disjoint and complete ({rows_checked:d})",
     "checkpoint": "saved    step {step:d} ({mode}, {seconds:.2f} s)",
-    "checkpoint_interval": "note     checkpoint every {every_s:.0f} s: a save stops the training for {cost_s:.2g} s, and "
-    "one failure in {mtbf_h:g} h is expected",
+    "checkpoint_interval": "note     checkpoint every {every_s:.0f} s: a save stops the training for {cost_s:.2g} s, "
+    "and one failure in {mtbf_h:g} h is expected",
 }
 """Lines of events of rank 0."""
 

@@ -25,7 +25,8 @@ MAX_OTHERS = 3
 @click.option("--svg", type=any_path, metavar="OUT", help="Also write the drawing as SVG.")
 @json_option
 def topo_command(file: Path | None, svg: Path | None, as_json: bool) -> int:
-    """Read `nvidia-smi topo -m` from this machine or FILE (- is standard input), draw it and recommend NCCL settings."""
+    """Read `nvidia-smi topo -m` from this machine or FILE (- is standard input), draw it and recommend NCCL
+    settings."""
     import msgspec
 
     from allranks.nodes.topology.advice import advise_nccl, machine_notes

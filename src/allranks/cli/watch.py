@@ -1,4 +1,4 @@
-"""``allranks watch``: live view of a run in the terminal, or as a page on this machine. Leaving it never ends the run."""
+"""``allranks watch``: live view of a run in the terminal, or as a page. Leaving it never ends the run."""
 
 from __future__ import annotations
 

@@ -42,7 +42,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return all(row.gates.passed for row in self.rows)
 
     def document(self) -> dict[str, Any]:
-        """Return comparison.json: rows, recommendations, the setting; ``model`` and ``predictions`` are always empty."""
+        """Return comparison.json: rows, recommendations, the setting; ``model`` and ``predictions`` are always
+        empty."""
         known = {k: v for k, v in self.measured.items() if k not in ("ranks", "references")}
         limits = {kind: trial_limits(self.measured, kind) for kind in self.measured["references"]}
         return {

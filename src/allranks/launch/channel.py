@@ -427,7 +427,7 @@ def send_request(endpoint: Endpoint, order: str, reason: str, timeout_s: float =
     """
     with socket.create_connection((endpoint.address, endpoint.port), timeout=timeout_s) as sock:
         sealer, opener = authenticate(sock, endpoint)
-        # a driver of an earlier version takes any order but "kill" for a stop, and refuses a message that it does not know
+        # a driver of an earlier version takes any order but "kill" for a stop, and refuses an unknown message
         checkpoint = order == CHECKPOINT
         send_message(sock, sealer, CheckpointRequest() if checkpoint else OrderRequest(order=order, reason=reason))
         deadline = time.monotonic() + timeout_s

@@ -103,7 +103,8 @@ class FrameReader:
         self._key, self._count, self._buffer = key, 0, bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the messages that are now complete; raise `ChannelError` for a frame too large or with a wrong HMAC."""
+        """Return the messages that are now complete; raise `ChannelError` for a frame too large or with a wrong
+        HMAC."""
         self._buffer += data
         messages = []
         while len(self._buffer) >= HEADER_BYTES:

@@ -255,7 +255,8 @@ class Driver:
         write_json(self._run.plan, msgspec.to_builtins(self._plan))
 
     def _without(self, bad: list[PreflightReport], where: TargetNodes) -> PreflightResult:
-        """Check the other nodes again, as a bad one may have hidden failures; without enough of them, plan for fewer."""
+        """Check the other nodes again, as a bad one may have hidden failures; without enough of them, plan for
+        fewer."""
         names, plan = [r.host for r in bad], self._plan
         left = [host for host in where.hosts if host not in names]
         for line in failure_lines(bad):

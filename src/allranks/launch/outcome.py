@@ -346,7 +346,8 @@ def _last_step(events: list[dict[str, Any]]) -> int | None:
 
 
 def _first_line(message: str) -> str:
-    """Return the first line of an exception's text; of NCCL's, which only says which call failed, also its last error."""
+    """Return the first line of an exception's text; of NCCL's, which only says which call failed, also its last
+    error."""
     first, _, more = message.partition("\n")
     detail = more.partition("Last error:")[2].strip().splitlines() if "NCCL" in first else []
     return f"{first}; last error: {detail[0].strip()}" if detail else first

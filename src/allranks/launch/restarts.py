@@ -1,7 +1,7 @@
 """Decide whether a run starts again by itself after a failed attempt: the cause of the failure decides.
 
-`CAUSES` gives the kind of cause of each failure class (`allranks failures`), and `decide` the action. What is decided is
-recorded in ``restarts.json`` of the run folder, so that a restart never hides the first cause.
+`CAUSES` gives the kind of cause of each failure class (`allranks failures`), and `decide` the action. What is decided
+is recorded in ``restarts.json`` of the run folder, so that a restart never hides the first cause.
 """
 
 from __future__ import annotations

@@ -177,7 +177,8 @@ class Supervisor:
 
     Args:
         nodes: number of agents.
-        judge: called once after an alarm with the nodes' evidence; writes the report and returns a one-sentence verdict.
+        judge: called once after an alarm with the nodes' evidence; writes the report and returns a one-sentence
+            verdict.
         join_s: time limit for all agents to join; None if users start them by hand.
         needs_store: whether node 0 opens a store for the rendezvous.
         hold: whether the ranks start only after `release`, once all nodes have joined and have been examined.
@@ -397,8 +398,8 @@ def find_lost_agent(node: int, link: AgentLink, now: float, floor: float = 0.0) 
     if report.state == ENDED or now - max(since, floor) <= limit_s:
         return None
     why = (
-        f"process {report.pid} has reported nothing for {SILENT_S:.0f} s, although its node keeps the connection: it is "
-        "stopped or gets no CPU time"
+        f"process {report.pid} has reported nothing for {SILENT_S:.0f} s, although its node keeps the connection: it "
+        "is stopped or gets no CPU time"
     )
     if link.closed == UNREACHABLE:
         why = "the node is not reachable over the network"

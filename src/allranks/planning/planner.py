@@ -381,7 +381,7 @@ def limits_of(spec: RunSpec) -> Limits | None:
         return None
     if hang_s >= timeout:
         raise SpecError(
-            f"observe.hang_s is {hang_s:g}, but collectives time out after {timeout} s (cluster.timeout_s), which would "
-            "end the ranks before they could be inspected; reduce it, or increase cluster.timeout_s"
+            f"observe.hang_s is {hang_s:g}, but collectives time out after {timeout} s (cluster.timeout_s), which "
+            "would end the ranks before they could be inspected; reduce it, or increase cluster.timeout_s"
         )
     return Limits(step_s=hang_s, long_s=max(hang_s, timeout - max(ROOM_SHARE * timeout, ROOM_S)))

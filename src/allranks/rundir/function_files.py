@@ -135,8 +135,8 @@ def write_value(run: RunDir, attempt: int, rank: int, value: Any) -> None:
         data = pickled(value)
     except Exception as error:  # noqa: BLE001 - any class may refuse, in its own way
         raise RunFailed(
-            f"the value that the function returned on rank {rank}, of type {type(value).__name__}, cannot be sent back: "
-            f"{type(error).__name__}: {error}; return numbers, texts, lists or tensors, or save it to a file"
+            f"the value that the function returned on rank {rank}, of type {type(value).__name__}, cannot be sent "
+            f"back: {type(error).__name__}: {error}; return numbers, texts, lists or tensors, or save it to a file"
         ) from None
     path = run.function_value(attempt, rank)
     make_folder(path.parent)

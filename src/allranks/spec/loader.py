@@ -410,8 +410,8 @@ def _cluster_problems(cluster: ClusterSpec) -> list[str]:
         )
     if cluster.spares and not launcher.uses_slurm:
         problems.append(
-            f"cluster.spares is {cluster.spares}, but launcher {cluster.launcher} has no spare nodes; set it to 0, or use "
-            f"launcher {' or '.join(launchers_with(uses_slurm=True))}"
+            f"cluster.spares is {cluster.spares}, but launcher {cluster.launcher} has no spare nodes; set it to 0, or "
+            f"use launcher {' or '.join(launchers_with(uses_slurm=True))}"
         )
     return problems
 

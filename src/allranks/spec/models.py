@@ -85,8 +85,9 @@ def packs_rows(model_type: str) -> bool:
 
 
 def is_flash_attention(attention: str) -> bool:
-    """Return whether an attention implementation is flash attention, recognised as transformers does: kernels of the hub
-    keep their own names, such as ``kernels-community/flash-attn2``, also where ``flash_attention_2`` was requested."""
+    """Return whether an attention implementation is flash attention, recognised as transformers does: kernels of the
+    hub keep their own names, such as ``kernels-community/flash-attn2``, also where ``flash_attention_2`` was
+    requested."""
     return "flash" in attention
 
 

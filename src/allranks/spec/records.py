@@ -70,7 +70,8 @@ EVERY_AUTO: Final = "auto"
 UNITS_S = {"s": 1, "min": 60, "h": 3600}
 NODE_MTBF_H = 1000.0
 """Hours between failures of a node and of what runs on it: at 16 to 256 GPUs a day to three weeks between failures. In
-the 54 days of Llama 3 405B (arXiv:2407.21783, section 3.3.4) 2,048 nodes had one in 3 hours, or 6,300 hours per node."""
+the 54 days of Llama 3 405B (arXiv:2407.21783, section 3.3.4) 2,048 nodes had one in 3 hours, or 6,300 hours per
+node."""
 
 PositiveInt = Annotated[int, Meta(ge=1)]
 NonNegativeInt = Annotated[int, Meta(ge=0)]
@@ -263,8 +264,8 @@ class CheckpointSpec(Record, frozen=True):
     mode: Literal["weights_only", "full", "none"] = "weights_only"
     """weights_only = a Hugging Face folder or adapter; full = also what an exact resume needs; none = nothing"""
     every: PositiveInt | Annotated[str, Meta(pattern="^(auto|[1-9][0-9]*(s|min|h))$")] | None = None
-    """steps between checkpoints, or time, such as 600s, 10min or 2h; auto = from the measured cost of a save and mtbf_h;
-    null = only at the end"""
+    """steps between checkpoints, or time, such as 600s, 10min or 2h; auto = from the measured cost of a save and
+    mtbf_h; null = only at the end"""
     mtbf_h: Annotated[float, Meta(gt=0)] | None = None
     """hours between failures of the whole run, for every: auto; null = 1000 divided by the number of nodes"""
     keep: PositiveInt = 5
@@ -463,8 +464,8 @@ class ObserveSpec(Record, frozen=True):
     run ends; auto = half of cluster.timeout_s, at most 300; for `script` 120 without progress or work of any rank; null
     = off"""
     verify_every: PositiveInt | None = None
-    """steps after which ranks that hold the same weights compare them; they do so before each checkpoint and at the end,
-    too; null = never"""
+    """steps after which ranks that hold the same weights compare them; they do so before each checkpoint and at the
+    end, too; null = never"""
     proof_at_end: bool = False
     """after the last step each rank records its hash of the weights and its part of the state"""
     tensorboard: bool = False

@@ -1,4 +1,5 @@
-"""Run the parts of an export that need torch: ``python -m allranks.train.export merge|prove SOURCE TARGET BASE QUANTIZE``.
+"""Run the parts of an export that need torch: ``python -m allranks.train.export merge|prove SOURCE TARGET BASE
+QUANTIZE``.
 
 ``merge`` writes base and adapter as one model. ``prove`` compares the logits of the export with those of the
 checkpoint, both read from their files, and prints the largest difference divided by the largest logit. QUANTIZE is

@@ -10,7 +10,8 @@ versions in `VERIFIED`:
   computed where the logits would be), of rotary embeddings (frequencies of each row's own length), and of modules under
   autocast (torch has hooks before and after a forward pass, and none around it); ``trainer.DEFAULT_CALLBACKS``, in a
   user's own program.
-- lightning: ``Trainer.__init__``, in a user's own program (its public hook for callbacks is a package's entry point, which
+- lightning: ``Trainer.__init__``, in a user's own program (its public hook for callbacks is a package's entry point,
+which
   would be active in all programs of the environment).
 - peft: the forward of LoRA's Linear and ParamWrapper (PEFT registers custom layers only by a private method of its
   config).

@@ -40,8 +40,8 @@ class TraceNotWritten(AllranksError):
 
 
 def publish_trace(export: Callable[[str], object], target: Path, before: Callable[[], None] | None = None) -> int:
-    """Let ``export(path)`` write JSON beside ``target``, compress it, call `before`, and rename it into place; return the
-    compressed size in bytes. Raise `TraceNotWritten` if the file is not complete (torch raises no error then)."""
+    """Let ``export(path)`` write JSON beside ``target``, compress it, call `before`, and rename it into place; return
+    the compressed size in bytes. Raise `TraceNotWritten` if the file is not complete (torch raises no error then)."""
     make_folder(target.parent)
     aside = target.with_name(f".{target.name}.{os.getpid()}")  # torch leaves partial files next to its file
     plain, packed = aside / "trace.json", aside / target.name

@@ -4,8 +4,8 @@ Each rank hashes its weights, trained and frozen: a wrong frozen weight makes wr
 into the trained weights of all ranks alike. One all-gather of 16 bytes per rank follows. Before a full checkpoint the
 optimizer state that several ranks hold is hashed, too, so that a checkpoint is only written of what agreed.
 
-What all replicas receive alike is not seen: a wrong gradient, and under ``zero1`` and ``zero2`` a wrong update, which its
-only owner sends to the others.
+What all replicas receive alike is not seen: a wrong gradient, and under ``zero1`` and ``zero2`` a wrong update, which
+its only owner sends to the others.
 """
 
 from __future__ import annotations

@@ -74,7 +74,8 @@ class AsyncStepReduction:
         router_sum: torch.Tensor | None = None,
     ) -> None:
         """Start the reduction for `step`. The tensors are float32 scalars on the device; `router_sum` is a part of
-        `loss_sum`; `save` is 0 but on rank 0; `rows` is the checksum of the sequences that this rank trained, `planned_rows` that of all ranks'.
+        `loss_sum`; `save` is 0 but on rank 0; `rows` is the checksum of the sequences that this rank trained,
+        `planned_rows` that of all ranks'.
 
         On a GPU the values are first copied asynchronously, and their reduction starts at the end of the next step,
         when the copy is complete: the host never waits for the step that it has just queued.

@@ -1,4 +1,5 @@
-"""Run the function that `allranks.launch` was given, as the program of a rank: ``python -m allranks.train.user_function``.
+"""Run the function that `allranks.launch` was given, as the program of a rank: ``python -m
+allranks.train.user_function``.
 
 Its value or exception is written to the run folder, where the caller reads it (`allranks.rundir.function_files`).
 """
@@ -35,8 +36,8 @@ def _call(run: RunDir, rank: int) -> Any:
         function, args, kwargs, header = function_files.read_call(run)
     except (ImportError, AttributeError) as error:
         raise RunFailed(
-            f"the function cannot be loaded on rank {rank}: {type(error).__name__}: {error}; its module and those of its arguments "
-            "must be importable on every node"
+            f"the function cannot be loaded on rank {rank}: {type(error).__name__}: {error}; its module and those of "
+            "its arguments must be importable on every node"
         ) from error
     if header.init is None:
         return function(*args, **kwargs)

@@ -25,8 +25,8 @@ _kept: list[ModuleType] = []
 
 
 def run_user_script(run: RunDir, script: Any, attempt: int, arguments: list[str]) -> int:
-    """Run the program like ``python PATH ARGS`` or ``python -m MODULE ARGS``, with torchrun's environment. Return 0 if it
-    ended normally, also by ``sys.exit(0)``; other exits, and what else it raises, go on to the caller."""
+    """Run the program like ``python PATH ARGS`` or ``python -m MODULE ARGS``, with torchrun's environment. Return 0 if
+    it ended normally, also by ``sys.exit(0)``; other exits, and what else it raises, go on to the caller."""
     own = os.getpid()
     events = open_event_log(run, attempt, None)
     heartbeat.phase(SCRIPT_PHASE)

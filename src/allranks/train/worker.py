@@ -64,8 +64,8 @@ class StepCallbacks:
         return done < self._total and bool(evaluates or self.saves.is_due(done) or self._replicas.is_due(done))
 
     def run_callbacks(self, done: int, stopping: bool) -> bool:
-        """Run the callbacks that are due after a step, or after the last step before a stop. Return whether the training
-        ends with this step, because the held-out loss has stopped falling (``eval.patience``)."""
+        """Run the callbacks that are due after a step, or after the last step before a stop. Return whether the
+        training ends with this step, because the held-out loss has stopped falling (``eval.patience``)."""
         log_experts(self._attempt, self._built, done)
         if stopping:
             self.saves.save_stop(done)

@@ -72,8 +72,8 @@ def _recorded(slurm: Slurm, job: str) -> list[JobFiles]:
         raise EnvironmentNotAble(shown.reason)
     accounting = "sacct gives no answer here" if listed is None else "sacct has no record of it"
     raise RequestError(
-        f"job {job}: Slurm does not know it (scontrol forgets a job some minutes after its end, and {accounting}); give "
-        "its log files: allranks diagnose FILE..."
+        f"job {job}: Slurm does not know it (scontrol forgets a job some minutes after its end, and {accounting}); "
+        "give its log files: allranks diagnose FILE..."
     )
 
 

@@ -173,8 +173,8 @@ def hang_table(data: RunData) -> Table | None:
     items = [{**i, "state": "stalled"} for i in as_dicts(data.hang.get("stalled"))]
     items += [{**i, "state": "waits", "why": i.get("call")} for i in as_dicts(data.hang.get("waiting"))]
     note = (
-        f"Limit without progress: {format_duration(as_dict(data.hang.get('alarm')).get('limit_s'))}. Stacks and calls of "
-        f"all ranks: {format_value(data.hang.get('files'))}."
+        f"Limit without progress: {format_duration(as_dict(data.hang.get('alarm')).get('limit_s'))}. Stacks and calls "
+        f"of all ranks: {format_value(data.hang.get('files'))}."
     )
     columns = [
         ("rank", column("rank", lambda rank: NO_VALUE if finite_int(rank) is None else str(finite_int(rank)))),

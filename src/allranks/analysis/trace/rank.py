@@ -48,8 +48,8 @@ def find_remarks(events: RankEvents, steps: list[TraceStep], busy: BusySpans) ->
     calls = events.host_comms
     if calls and not events.comm_kernels and not any(c.name.startswith("gloo:") for c in calls):
         text = (
-            f"contains communication only as {len(calls)} host calls ({calls[0].name}); its times, if there are any, are "
-            "those of the calls"
+            f"contains communication only as {len(calls)} host calls ({calls[0].name}); its times, if there are any, "
+            "are those of the calls"
         )
         out.append(("warning", "calls_only", text))
     return out + (_work_outside_steps(busy, steps) if steps else [])

@@ -1,4 +1,4 @@
-"""Measure the figures of the smoke tests with the definitions of the field notes, so that both can be compared. Pure."""
+"""Measure the figures of the smoke tests by the definitions of the field notes, so that both can be compared. Pure."""
 
 from __future__ import annotations
 

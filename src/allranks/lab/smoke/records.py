@@ -93,7 +93,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         return [rank for rank, phases in self.events("phase").items() if any(x["name"] == name for x in phases)]
 
     def error(self, words: str, *, kind: str | None = None, again: bool = False) -> str:
-        """Return the first error of a rank (of this type) whose message contains these words; empty if there is none."""
+        """Return the first error of a rank (of this type) whose message contains these words; empty if there is
+        none."""
         for event in self.last("error", again=again).values():
             message = str(event["message"])
             if words in message.lower() and kind in (None, event.get("type")):

@@ -4,8 +4,8 @@ Training steps use the limit of the spec. Long phases (joining, data, model, fir
 take almost ``cluster.timeout_s``, after which the collective in which the other ranks wait would end them and the
 evidence. A user's own program has no phases (`ScriptSilence`). docs/hangs.md has the rules.
 
-The agent sends alarm and evidence to the driver; the driver decides (`allranks.launch.monitor.hang_rules`). The evidence
-is also saved in the run folder, for nodes that the driver cannot reach.
+The agent sends alarm and evidence to the driver; the driver decides (`allranks.launch.monitor.hang_rules`). The
+evidence is also saved in the run folder, for nodes that the driver cannot reach.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 print.
 
 Read are: the dictionaries of the Hugging Face Trainer, bars of tqdm and Lightning, and lines with a step and a loss
-(``step 5 loss 54.3``, ``iter 5: loss 4.1``, ``Epoch [1/3], Step [5/40], Loss: 4.1``). A bar gives the step only if it is
-the Trainer's own, named ``Epoch N``, or shows a loss. Steps that start again with each epoch are
-counted on. What a line does not say stays absent. The output may hold anything: lines of any length, escape sequences, invalid UTF-8.
+(``step 5 loss 54.3``, ``iter 5: loss 4.1``, ``Epoch [1/3], Step [5/40], Loss: 4.1``). A bar gives the step only if it
+is the Trainer's own, named ``Epoch N``, or shows a loss. Steps that start again with each epoch are
+counted on. What a line does not say stays absent. The output may hold anything: lines of any length, escape sequences,
+invalid UTF-8.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeEvidence(msgspec.Struct, frozen=True, kw_only=True):
-    """Evidence of one node. ``meets``: whether it can reach the rendezvous; None if not tested. ``ras``: what NCCL's RAS
-    reports of the whole job."""
+    """Evidence of one node. ``meets``: whether it can reach the rendezvous; None if not tested. ``ras``: what NCCL's
+    RAS reports of the whole job."""
 
     node: int
     host: str

@@ -2,7 +2,8 @@
 
 The driver listens at the endpoint until all nodes have joined; then the store of the ranks takes the port. Each node
 keeps its connection, over which it is told what to run, once per attempt, and how the run has ended. Both sides prove
-that they know the run's id (``--rdzv-id``, else Slurm's job id); messages are JSON, so nothing that arrives is executed.
+that they know the run's id (``--rdzv-id``, else Slurm's job id); messages are JSON, so nothing that arrives is
+executed.
 """
 
 from __future__ import annotations
@@ -175,8 +176,8 @@ def open_endpoint(options: TorchrunOptions, node_rank: int | None, port: int) ->
         if not static and node_rank != 0:
             return None
         raise EnvironmentNotAble(
-            f"this node cannot listen on port {port}, where the nodes meet: {error.strerror}; end the program that uses "
-            "it (ss -ltnp shows it), or choose another on all nodes"
+            f"this node cannot listen on port {port}, where the nodes meet: {error.strerror}; end the program that "
+            "uses it (ss -ltnp shows it), or choose another on all nodes"
         ) from None
 
 

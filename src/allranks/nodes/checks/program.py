@@ -170,8 +170,8 @@ def program(survey: NodeSurvey, probe: Probe) -> Check | None:
     python = probe.executable or survey.required.python
     cure = (
         f"the program imports {format_list([f'{name} ({wanted[name]})' for name in missing], 4)}, which {python} on "
-        f"{probe.host} does not have: {python} -m pip install {' '.join(missing)} (a package can have another name than "
-        "its module), or one environment that all nodes share; a module of your own must be in the program's folder "
-        "(script.module: in script.workdir) or in PYTHONPATH (cluster.env)"
+        f"{probe.host} does not have: {python} -m pip install {' '.join(missing)} (a package can have another name "
+        "than its module), or one environment that all nodes share; a module of your own must be in the program's "
+        "folder (script.module: in script.workdir) or in PYTHONPATH (cluster.env)"
     )
     return failed_check("program", f"MISSING({','.join(missing)})", cure, stageable=stageable)

@@ -168,7 +168,8 @@ def package(name: str) -> dict[str, str | None]:
 
 
 def has_module(name: str) -> bool:
-    """Return whether a package can be found, without importing it; a folder without ``__init__.py`` must hold something.
+    """Return whether a package can be found, without importing it; a folder without ``__init__.py`` must hold
+    something.
 
     The process's own folder does not count, unless PYTHONPATH has it: the ranks have the program's there.
     """

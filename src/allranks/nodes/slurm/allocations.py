@@ -225,8 +225,8 @@ def _wait_for_nodes(process: subprocess.Popen[str], cluster: ClusterSpec, wait_s
         return words[0], words[1]
     if readers[0].is_alive():
         raise EnvironmentNotAble(
-            f"{cluster.allocated_nodes} nodes were not free within {wait_s:g} s (squeue shows who uses them): wait longer with "
-            "--wait-s"
+            f"{cluster.allocated_nodes} nodes were not free within {wait_s:g} s (squeue shows who uses them): wait "
+            "longer with --wait-s"
         )
     readers[1].join(1)
     why = " ".join(line.strip() for line in said[-3:])

@@ -105,8 +105,8 @@ class RankAgreement:
 
 @dataclass(frozen=True)
 class CheckpointContent:
-    """What is saved: weights and state of a strategy, and what belongs to them. ``identity`` has facts for the manifest;
-    ``progress`` returns the state of schedule and data for a step."""
+    """What is saved: weights and state of a strategy, and what belongs to them. ``identity`` has facts for the
+    manifest; ``progress`` returns the state of schedule and data for a step."""
 
     strategy: Strategy
     model: nn.Module
@@ -457,7 +457,8 @@ class CheckpointSchedule:
         self.save(done, "full", last=True)
 
     def save_end(self, done: int) -> None:
-        """Save the final state if it was requested or the spec asks for it, and wait until all saves are on the disk."""
+        """Save the final state if it was requested or the spec asks for it, and wait until all saves are on the
+        disk."""
         if self._take_request(done):
             self.save(done, "full", last=True)
         if self._spec.at_end and self._spec.mode != "none" and done > 0:

@@ -94,7 +94,8 @@ class SampleOrder:
 
 
 def rows_checksum(rows: Sequence[int] | Rows) -> int:
-    """Return a checksum of row numbers in any order; those of several ranks add up (modulo 2^32) to that of all rows."""
+    """Return a checksum of row numbers in any order; those of several ranks add up (modulo 2^32) to that of all
+    rows."""
     words = np.asarray(rows, np.uint64) + np.uint64(0x9E3779B97F4A7C15)  # splitmix64, so that no two sets have one sum
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -205,8 +205,8 @@ class RanksTrainer(Trainer):
 def unsupported(problem: str) -> EnvironmentNotAble:
     """Return the error for a version of transformers whose Trainer does not do what this engine needs."""
     return EnvironmentNotAble(
-        f"hf_trainer: the Trainer of transformers {transformers.__version__} {problem}. Use a version that this project "
-        "was tested with (5.23), or strategy pytorch_ddp"
+        f"hf_trainer: the Trainer of transformers {transformers.__version__} {problem}. Use a version that this "
+        "project was tested with (5.23), or strategy pytorch_ddp"
     )
 
 

@@ -147,6 +147,6 @@ def prove_quantized(name: str, weight: torch.Tensor, packed: torch.Tensor, scale
     far = ~((values.view_as(blocks) - blocks).abs() <= limit.unsqueeze(-1))
     if far.any():
         raise ProofFailed(
-            f"loading: {name}: {int(far.sum())} of {weight.numel()} quantised elements differ from those of the file by "
-            f"more than {REACH:.3f} of the largest in their block of {NF4_BLOCK}, or are not finite"
+            f"loading: {name}: {int(far.sum())} of {weight.numel()} quantised elements differ from those of the file "
+            f"by more than {REACH:.3f} of the largest in their block of {NF4_BLOCK}, or are not finite"
         )
