@@ -56,11 +56,15 @@ def test_it_reads_torchruns_line(words: str, environ: dict[str, str], expected: 
         ("--max-restarts=-1 p.py", "expected a number that is not negative"),
         ("--numa-binding node p.py", "--numa-binding is not supported; start the program with numactl"),
         ("-m --no-python p", "exclude each other"),
+        ("--master-port 80000 p.py", "port 80000: the largest is 65535"),
+        ("PET_STANDALONE=no p.py", "PET_STANDALONE=no: expected 0 or 1"),
+        ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT=abc p.py", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT: could not convert"),
     ],
 )
 def test_it_refuses_with_a_reason(words: str, says: str) -> None:
+    variables = dict(word.split("=") for word in words.split() if word[:1].isupper())
     with pytest.raises(RequestError) as refused:
-        parse(words.split(), {})
+        parse([word for word in words.split() if not word[:1].isupper()], variables)
     assert says in str(refused.value)
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from allranks.errors import RequestError
 
+MAX_PORT = (1 << 16) - 1
 DEFAULT_PORTS = {"static": 29500, "c10d": 29400}
 _HELP = """\
 usage: allranks torchrun [torchrun's options] PROGRAM [ARGS...]
@@ -154,7 +155,7 @@ class TorchrunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise RequestError(message.removeprefix("argument ").replace("training_script", "PROGRAM"))
+        raise RequestError(message.removeprefix("argument ").replace("training_script, args", "PROGRAM"))
 
     def format_help(self) -> str:
         return _HELP
@@ -188,7 +189,9 @@ def parse(args: Sequence[str], environ: Mapping[str, str]) -> TorchrunOptions:
             raise RequestError(f"--{name} is not supported; {instead}")
     for name in _FLAGS:
         key = name.replace("-", "_")
-        setattr(given, key, getattr(given, key) not in ("", "0"))
+        if (value := getattr(given, key)) not in ("", "0", "1"):
+            raise RequestError(f"PET_{key.upper()}={value}: expected 0 or 1")
+        setattr(given, key, value == "1")
     return _checked(given, environ)
 
 
@@ -208,13 +211,18 @@ def _checked(given: argparse.Namespace, environ: Mapping[str, str]) -> TorchrunO
     if high > 1 and not address:
         name = "--master-addr HOST or --rdzv-endpoint" if backend == "static" else "--rdzv-endpoint"
         raise RequestError(f"--nnodes {high}: {name} HOST:PORT must name the first node")
-    grace_s = given.shutdown_timeout
+    if (port or 0) > MAX_PORT:
+        raise RequestError(f"port {port}: the largest is {MAX_PORT}")
+    try:
+        grace_s = float(environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") or 30)
+    except ValueError as error:
+        raise RequestError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT: {error}") from None
     return TorchrunOptions(
         program=given.training_script, args=given.args, module=given.module,
         direct=given.no_python and not given.run_path, min_nodes=low, max_nodes=high, procs=given.nproc_per_node,
         node_rank=given.node_rank, backend=backend, address=address, port=port, run_id=given.rdzv_id,
         conf=given.rdzv_conf, max_restarts=given.max_restarts, log_dir=given.log_dir, role=given.role,
-        grace_s=float(environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")) if grace_s is None else grace_s,
+        grace_s=grace_s if given.shutdown_timeout is None else float(given.shutdown_timeout),
         tee=given.tee, redirects=given.redirects, shown=given.local_ranks_filter, signals=given.signals_to_handle,
         virtual_local_rank=given.virtual_local_rank,
     )  # fmt: skip
