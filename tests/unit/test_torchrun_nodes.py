@@ -56,9 +56,9 @@ def test_nodes_are_ordered_by_rank_and_wrong_ones_are_told_why(listener: socket.
             refused = join(port, node, host, version=version).receive(10.0)
             assert isinstance(refused, nodes.Finish)
             assert says in refused.message
-        first = join(port, 1, "n1")
+        first = join(port, 1, "n9")
         thread.join(10.0)
-    assert hosts == ["n10", "n1", "n2"]
+    assert hosts == ["n10", "n9", "n2"]
     assert "torchrun would sort c10d's nodes by name" in nodes.order_note(hosts, "c10d")
     assert not nodes.order_note(hosts, "static")
     first.sock.close(), second.sock.close()

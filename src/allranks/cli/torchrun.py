@@ -23,7 +23,12 @@ if TYPE_CHECKING:
     from allranks.planning.records import LaunchPlan
 
 LOOK_S = 0.1
-OPTIONS = {"script.grace_s": "--shutdown-timeout", "cluster.restarts.max": "--max-restarts"}
+OPTIONS = {
+    "--set run_root=": "--log-dir ",
+    "run_root": "--log-dir",
+    "script.grace_s": "--shutdown-timeout",
+    "cluster.restarts.max": "--max-restarts",
+}
 PREFIX = "[${role_name}${local_rank}]:"  # torchrun's
 
 
@@ -113,11 +118,11 @@ class TorchrunView:
         _say(text)
 
 
-def _say(text: str) -> None:
+def _say(text: str, by: str = "allranks") -> None:
     """Print a message, which names keys of a spec where torchrun has options."""
     for key, option in OPTIONS.items():
         text = text.replace(key, option)
-    echo(f"allranks: {text}", err=True)
+    echo(f"{by}: {text}", err=True)
 
 
 @click.command("torchrun", cls=_Verbatim, add_help_option=False)
@@ -131,7 +136,7 @@ def torchrun_command(words: list[str]) -> int:
     try:
         return _run(options)
     except AllranksError as error:
-        echo(f"allranks torchrun: {error}", err=True)
+        _say(str(error), "allranks torchrun")
         return EXIT_FAILED
 
 
