@@ -1,17 +1,27 @@
 """The command line of `allranks torchrun`: torchrun's spellings and variables, and what is refused with a reason."""
 
+import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from allranks.errors import RequestError
+from allranks.launch.torchrun import request
 from allranks.launch.torchrun.options import parse, shown_ranks
+from allranks.spec.records import RunSpec
+from allranks.utils.machine import Gpu, MachineFacts
 
 
 @pytest.mark.parametrize(
     ("words", "environ", "expected"),
     [
-        ("--standalone --nproc-per-node=2 p.py", {}, {"max_nodes": 1, "procs": "2", "address": "", "port": None}),
+        (
+            "--standalone --rdzv-endpoint=h:1 --nproc-per-node=2 p.py",
+            {},
+            {"max_nodes": 1, "procs": "2", "address": "", "port": None},
+        ),
         ("--nproc_per_node 4 -m pkg.train --lr 1", {}, {"procs": "4", "module": True, "args": ["--lr", "1"]}),
         ("p.py x -- --nnodes=3 -m", {}, {"max_nodes": 1, "module": False, "args": ["x", "--", "--nnodes=3", "-m"]}),
         (
@@ -84,3 +94,21 @@ def test_which_ranks_are_shown(words: str, first: dict[int, bool], second: dict[
     options = parse([*words.split(), "p.py"], {})
     assert shown_ranks(options, 2, first_node=True) == first
     assert shown_ranks(options, 2, first_node=False) == second
+
+
+def test_ranks_python_store_and_folder_are_those_of_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [Gpu(index=i, name="H100", memory_bytes=1) for i in range(3)]
+    facts = [MachineFacts(host="n", cpus=9, memory_bytes=1, gpus=g, cpu_model="", system="") for g in (gpus, [])]
+    cpus = len(os.sched_getaffinity(0))
+    assert [request.count_procs(word, facts[0]) for word in ("auto", "gpu", "cpu", "7")] == [3, 3, cpus, 7]
+    assert request.count_procs("auto", facts[1]) == cpus
+    places = [
+        request.store_place(parse([*w.split(), "p.py"], {})) for w in ("--master-port 7", "--rdzv-backend c10d", "")
+    ]
+    assert [fixed for *_, fixed in places] == [True, False, False]  # else two jobs on one machine could not run
+    monkeypatch.setenv("PYTHON_EXEC", "/opt/python")
+    assert request.program_python() == "/opt/python"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    Path("runs").write_text("a file, as in a folder that cannot be written")
+    assert request.create_folder(RunSpec(name="p"))[1].root.is_relative_to(tmp_path / "tmp")

@@ -349,6 +349,9 @@ def parse_sacct(text: str, job: str) -> JobInfo | None:
     )
 
 
+NO_OUTPUT = 53  # what slurmstepd reports if it cannot open the output, not a signal
+
+
 def end_text(info: JobInfo) -> str:
     """Return how a job ended, as one phrase: ``FAILED (NonZeroExitCode, exit code 3)``."""
     details = []
@@ -356,7 +359,9 @@ def end_text(info: JobInfo) -> str:
         details.append(info.reason)
     if info.cancelled_by is not None:
         details.append(f"by user id {info.cancelled_by}")
-    if info.exit_signal and info.exit_signal <= signal.SIGRTMAX:  # OUT_OF_MEMORY is printed as 0:125
+    if info.exit_signal == NO_OUTPUT:
+        details.append("exit code 0:53: its node cannot open the job's output; that folder must exist on all nodes")
+    elif info.exit_signal and info.exit_signal <= signal.SIGRTMAX:  # OUT_OF_MEMORY is printed as 0:125
         names = {one.value: one.name for one in signal.Signals}
         name = names.get(info.exit_signal, "not a signal of this system")
         details.append(f"the batch script was killed by signal {info.exit_signal} ({name})")
