@@ -108,6 +108,17 @@ STALLED = (
     " gathered or broadcasted by subset of ranks and are waiting for remainder of ranks for more than 60 seconds."
 )
 REVOKED = "salloc: Relinquishing job allocation 7\nsalloc: Job allocation 7 has been revoked."
+LEFT = """  time      : 2026-01-02_10:00:{}
+  host      : n1
+  exitcode  : {} (pid: 7)
+"""
+AGENT = f"{LEFT.format('00', 1)}{{}}Root Cause (first observed failure):\n{LEFT.format('00', 1)}  rank      : 1"
+UNTYPED = """  File "/w/train.py", line 9, in main
+    step()
+  File "/w/train.py", line 4, in step
+    ^^^^^
+Expected all tensors to be on one device
+"""
 GRAD = "step {n} loss 2.1 grad_norm: {v}"
 MIXED = "\n".join(f"step {n} loss nan\nstep={n}, skipped=0, lr=[1e-05]\nglobal_step={n} samples/s 3" for n in range(9))
 TIMEOUT = "slurmstepd: error: *** JOB 9 ON n1 CANCELLED AT 2025-02-04T03:05:00 DUE TO TIME LIMIT ***"
@@ -142,6 +153,12 @@ FIRST_CAUSES = {
         LOAD + "RuntimeError: File in/step-9.pt cannot be opened.",
         RENDEZVOUS.format("mine"),
         f"{STEPS}\nTraining completed\nTraceback (most recent call last):\nValueError: bad",
+        UNTYPED + AGENT.format(""),
+        '  "message": {\n    "message": "RuntimeError: Permission denied",',  # torch's launcher writes it
+    ),
+    "library_missing": (
+        "RuntimeError: Failed to import a.b because of the following error:\n/v/x_cuda.cpython-312.so: undefined symbol: _Z1",
+        "/w/x/main.c:4:10: fatal error: Python.h: No such file or directory",
     ),
     "slurm_controller_error": (f"{ADDRESS}\n{REVOKED}",),
     "slurm_time_limit": (f"{TIMEOUT}\nKeyboardInterrupt",),
@@ -151,7 +168,7 @@ FIRST_CAUSES = {
     ),
     "peer_died_first": (f"{STEPS}\n{TORN}",),
     "rank_died": (f"{SPAWN}SIGSEGV",),
-    "host_oom": (f"{SPAWN}SIGKILL",),
+    "host_oom": (f"{SPAWN}SIGKILL", AGENT.format(LEFT.format("00", -9))),
     "collective_hang": (f"{STEPS}\n{STALLED}",),
 }
 
@@ -178,6 +195,8 @@ NO_CAUSE = {
         "UR backend failed. UR backend returns:39",
         "[2026-01-02 10:00:00.1][HABANA] synLaunch call failed with status 26",
         f"{IGNORED}\n{ENDED}",
+        AGENT.format(LEFT.format("31", -9)),  # the agent itself killed this rank, 30 s after its SIGTERM
+        "Last error:\nCuda failure 'initialization error'",
         "srun: error: n1: task 0: Exited with exit code 1\nwandb: Run summary:\nwandb:  loss 1.2",
         f"{ENDED}\nTraining has ended.\nTotal time: 3.1 s",
     ),
@@ -194,6 +213,8 @@ NO_CAUSE = {
         "the signal handler for SIGINT is set",
         "check_for_nan_in_loss: True\nnumber of nan iterations: 0",
         IGNORED,
+        UNTYPED,  # nothing reports a failure
+        "loading: Traceback (most recent call last):",
         "Loading checkpoint shards: 100%|##########| 4/4 [00:08<00:00,  2.10s/it]",
         "Capturing CUDA graphs (mixed prefill-decode): 100%|##########| 67/67 [00:20<00:00,  3.3it/s]",
         "Initialization done, training will start when all ranks are ready",

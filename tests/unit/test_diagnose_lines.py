@@ -53,6 +53,10 @@ def test_emitter_and_severity(text: str, emitter: str, severity: str) -> None:
         ("gpu-07: ", None, "gpu-07"),
         ("[default3]:[rank3]: ", 3, None),
         ("(TrainWorker pid=77, ip=10.0.0.3) ", None, "10.0.0.3"),
+        ("Jan  2 10:00:00 gpu07 python[4711]: ", None, "gpu07"),
+        ("  | 2026-01-02T10:00:00.123Z | ", None, None),  # of platforms that nothing here knows
+        ("(worker1, rank=3, pid=2134) ", 3, None),
+        ("trainer/0 local_rank=1 10:00:00.123 ", None, None),
     ],
 )
 def test_prefixes_of_a_traceback_are_stripped(tmp_path: Path, prefix: str, rank: int | None, host: str | None) -> None:

@@ -58,6 +58,8 @@ _STAMPED = re.compile(
     r"^\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?:? ?(?:\W{0,3}(?:ERROR|INFO|WARNING|CRITICAL)\W{1,4})?"
     + _OWN_FORM
 )
+_UNIT = re.compile(r"^[\w./-]+\[\d+\]: " + _OWN_FORM)  # the program and process that syslog and journald name
+_JSON_MESSAGE = re.compile(r"^\s*\"message\": \"" + _OWN_FORM)  # of the error file of torch's launcher
 _AT_HOST = re.compile(r"^(?P<host>[A-Za-z][\w-]*\d[\w.-]*): " + _OWN_FORM)
 _HOST = re.compile(r"^(?P<host>[A-Za-z][\w-]*\d[\w.-]*): (?=\S)")
 _IN_RANK = re.compile(r"\[(?:PG [^\]]{0,80}?)?\bRank (?P<rank>\d{1,7})\]", re.IGNORECASE)
@@ -219,7 +221,7 @@ def emitter_of(text: str) -> str:
     return next((name for name, pattern in _EMITTERS if pattern.search(text)), "program")
 
 
-_PREFIXES = (_STAMPED, _COLLECTED, _TAGGED, _RANK, _RAY, _NCCL, _POD, _AT_HOST, _SYSLOG)
+_PREFIXES = (_STAMPED, _COLLECTED, _TAGGED, _RANK, _RAY, _NCCL, _POD, _AT_HOST, _SYSLOG, _UNIT, _JSON_MESSAGE)
 MAX_PREFIXES = 4
 _RAY_DAEMONS = ("raylet", "gcs_server")
 
@@ -234,7 +236,7 @@ def parse_line(text: str, labelled: bool) -> LogLine:
         match = next((m for prefix in _PREFIXES if (m := prefix.match(text))), None)
         if match is None:
             break
-        text = text[match.end() :]
+        text = text[match.end() :].rstrip('", ') if match.re == _JSON_MESSAGE else text[match.end() :]
         groups = {name: value for name, value in match.groupdict().items() if value is not None}
         if groups.pop("kind", "").lower() == "default":
             groups["local"] = groups.pop("rank")
@@ -262,6 +264,47 @@ def _emitter_of_prefix(match: re.Match[str], groups: dict[str, str], rest: str) 
     if match.re is _SYSLOG:
         return _SYSLOG_EMITTERS.get(re.split(r"[\[:]", rest, maxsplit=1)[0])
     return "ray" if groups.get("name") in _RAY_DAEMONS else None
+
+
+_TRACEBACK = b"Traceback (most recent call last)"
+_DATED = re.compile(rb"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?")
+_RANKED = re.compile(rb"(?<![_-])rank\W{0,2}(\d{1,7})", re.IGNORECASE)  # not local_rank
+MAX_PREFIX, MAX_UNLIKE_PREFIXES = 160, 64
+
+
+class UnknownPrefixes:
+    """Prefixes of a platform that no pattern here describes: the same text, but for digits, stands before `Traceback`
+    and before the frame in the next line.
+    """
+
+    def __init__(self) -> None:
+        self._forms: dict[bytes, bool] = {}  # each form that stood before a traceback: whether it is such a prefix
+        self._any: re.Pattern[bytes] | None = None
+
+    def strip(self, block: bytes, labelled: bool) -> bytes:
+        """Return lines without these prefixes; their time and rank are kept, as `parse_line` reads them."""
+        at = block.find(_TRACEBACK)
+        while at >= 0:
+            start = block.rfind(b"\n", max(0, at - MAX_PREFIX), at) + 1
+            end = block.find(b"\n", at) + 1
+            if (start or at < MAX_PREFIX) and end and (prefix := block[start:at]).strip():
+                self._learn(prefix, block[end : end + 2 * MAX_PREFIX], labelled)
+            at = block.find(_TRACEBACK, at + 1)
+        return self._any.sub(_time_and_rank, block) if self._any else block
+
+    def _learn(self, prefix: bytes, after: bytes, labelled: bool) -> None:
+        form = re.sub(rb"\d+", rb"\\d+", re.escape(prefix))
+        if form in self._forms or len(self._forms) >= MAX_UNLIKE_PREFIXES:
+            return
+        known = parse_line(decode_line(prefix + _TRACEBACK), labelled).text.startswith(_TRACEBACK.decode())
+        self._forms[form] = not known and re.match(form + rb'[ \t]+File "', after) is not None
+        if self._forms[form]:
+            self._any = re.compile(rb"^(?:" + b"|".join(filter(self._forms.get, self._forms)) + rb")", re.MULTILINE)
+
+
+def _time_and_rank(prefix: re.Match[bytes]) -> bytes:
+    time, rank = _DATED.search(prefix.group()), _RANKED.search(prefix.group())
+    return (time.group() + b" " if time else b"") + (b"[rank%s]: " % rank[1] if rank else b"")
 
 
 _NEW_MESSAGE = re.compile(

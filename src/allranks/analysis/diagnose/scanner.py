@@ -21,6 +21,7 @@ from allranks.analysis.diagnose.lines import (
     MAX_LINE_TEXT,
     REMARKING_EMITTERS,
     LogLine,
+    UnknownPrefixes,
     continuation,
     decode_line,
     has_task_labels,
@@ -52,6 +53,11 @@ _BLANK = bytes(48 if 48 <= c <= 57 else c for c in range(256))
 _QUOTED = re.compile(rb'^(?!\{"event").*\bTraceback \(most recent call last\):?\\n.*$', re.MULTILINE)
 _STEP = re.compile(r"\b(?:global_?)?(?:step|iter(?:ation)?)\b\W{0,6}(\d{1,9})\b", re.IGNORECASE)
 
+# A sentence, and neither an exception nor the line before the next traceback.
+_SENTENCE = re.compile(
+    rb"(?!During handling |The above exception |Traceback |Stack |Exception |Call )[A-Z][\w']* (?:\S+ +){2}"
+)
+MAX_UNTYPED = 4
 IGNORED_LINES = 40  # longest traceback of an exception that is ignored
 MAX_JOINED = 256  # messages of a file whose next lines are tried with them
 _JOINED_KINDS = frozenset({"sign", "class", "structured"})
@@ -89,6 +95,7 @@ class Scanner:
         if state.labelled is None:
             start = block[:_LABEL_BYTES].replace(b"\r", b"\n")
             state.labelled = has_task_labels(start.split(b"\n", _LABEL_LINES)[:_LABEL_LINES])
+        block = state.prefixes.strip(block, state.labelled)
         self._lines(state, block)
         ended = block.count(b"\n")
         state.line += ended + (1 if whole and not block.endswith(b"\n") else 0)
@@ -230,7 +237,7 @@ class Scanner:
             elif meaning.owner == "event_start":
                 state.start_again()
             elif meaning.owner in ("frame", "stack"):
-                state.frame(line, number, meaning.groups)
+                state.frame(line, number, meaning.groups, where)
             elif meaning.owner == "stack_head":
                 state.stack(line, number)
             else:
@@ -281,6 +288,7 @@ class _FileState:
         self.out = FileScan(file=number)
         self.line = 1
         self.labelled: bool | None = None
+        self.prefixes = UnknownPrefixes()
         self._frames: dict[object, deque[tuple[int, str, str]]] = {}
         self._kept: dict[object, int] = {}
         self._hosts: set[str] = set()
@@ -289,6 +297,7 @@ class _FileState:
         self._in_stack = 0
         self.joined = 0
         self.ignored_from = -IGNORED_LINES - 1
+        self._untyped = 0
         self._root_at = -ROOT_CAUSE_LINES - 1
         self._steps, self._last_step = 0, b""
         self._late: deque[int] = deque(maxlen=LATE_PROGRESS)
@@ -379,7 +388,7 @@ class _FileState:
             if host:
                 self.out.rank_hosts.setdefault(rank, host)
 
-    def frame(self, line: LogLine, number: int, groups: dict[str, str]) -> None:
+    def frame(self, line: LogLine, number: int, groups: dict[str, str], where: tuple[list[bytes], int]) -> None:
         stream = (line.rank, line.local, line.task, line.host)
         if stream not in self._frames:
             if len(self._frames) >= STREAMS:
@@ -392,9 +401,29 @@ class _FileState:
             else frame
         )
         self._frames[stream].append((number, frame, place[:300]))
+        if self._untyped < MAX_UNTYPED:
+            self._note_untyped(line, number, self._frames[stream], *where)
         if self.out.stacks and self._in_stack == number - 1 and len(self.out.stacks[-1].frames) < FRAMES:
             self.out.stacks[-1].frames.append(frame)
             self._in_stack = number
+
+    def _note_untyped(
+        self, line: LogLine, number: int, stack: deque[tuple[int, str, str]], lines: list[bytes], i: int
+    ) -> None:
+        """Keep what follows the last frame if it is a sentence: programs print an exception without its type."""
+        after = next((j for j in range(i + 1, min(i + 4, len(lines))) if lines[j][:1] not in (b" ", b"\t")), None)
+        if after is None or len(stack) < 2 or not _SENTENCE.match(lines[after]):
+            return
+        text = decode_line(lines[after][:MAX_LINE_TEXT]).strip()
+        self._untyped += 1
+        self.out.signals.append(
+            LogSignal(
+                kind="fact", owner="untyped_error", weight=POSSIBLE, file=self.out.file, line=number + after - i, text=text,
+                time=_time_near(text, lines, after), rank=line.rank, host=line.host,
+                groups={"type": "an error", "message": text}, frames=tuple(f for _, f, _ in stack),
+                places=tuple(place for _, _, place in stack), emitter="python", dated=False,
+            )
+        )  # fmt: skip
 
     def stack(self, line: LogLine, number: int) -> None:
         """Start a thread of a stack dump; the following lines are its frames."""

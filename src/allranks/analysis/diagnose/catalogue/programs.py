@@ -184,6 +184,8 @@ CLASSES: tuple[FailureClass, ...] = (
         patterns=certain(
             r"version `(GLIBC|GLIBCXX|CXXABI|CUDA)\w*[\d.]*' not found",
             r"error while loading shared libraries",
+            Pattern(r"\.so[.\d]*: undefined symbol: ", unless=r"undefined symbol: ?_?p?nccl"),
+            r"fatal error: \S+\.(h|hpp|cuh): No such file or directory",
             r"built without libuv support|use_libuv was requested",
             r"Distributed package doesn't have \w+ (\W{0,3})?built ?in",
         )

@@ -146,6 +146,7 @@ _SIGNS = (
                 "ncclunhandled|ncclsystem|ncclinternal|ncclinvalid|ncclremote|unhandled cuda error|"
                 "unhandled system error",
             ),
+            r"\bCuda failure (?:\d+ )?'",
             r"\[ERROR\] ?(?:HCCL|HCCP|RUNTIME|GE|TDT|DRV)\b|\bERR\d{5}\b.{0,60}error",
         ),
     ),

@@ -50,7 +50,7 @@ DETECTORS: tuple[Callable[[DiagnosisCase], None], ...] = (
     hangs.detect_failed_restart,
     hangs.detect_stalled_storage,
     hangs.mention_dumps,
-    process_exits.detect_old_system_library,
+    process_exits.detect_kind_of_library,
 )
 
 
@@ -292,6 +292,9 @@ def _describe_unexplained(case: DiagnosisCase, signs: list[tuple[FailureSign, Lo
     sign, first = signs[0]
     end = first_exit(case)
     rank = end.rank if end.rank is not None else first.rank
+    unlike: dict[str, LogSignal] = {}  # the heads of tracebacks are all alike
+    for _, signal in signs:
+        unlike.setdefault(signal.text, signal)
     host = end.host or case.host_of(first)
     return UnexplainedFailure(
         says=sign.says,
@@ -300,7 +303,8 @@ def _describe_unexplained(case: DiagnosisCase, signs: list[tuple[FailureSign, Lo
         rank=rank,
         read_next=sign.read_next,
         evidence=[
-            LogEvidence(file=case.names[s.file], line=s.line, text=redact(s.text)) for _, s in signs[:MAX_EVIDENCE]
+            LogEvidence(file=case.names[s.file], line=s.line, text=redact(s.text))
+            for s in list(unlike.values())[:MAX_EVIDENCE]
         ],
     )
 

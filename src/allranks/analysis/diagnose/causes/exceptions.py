@@ -25,7 +25,7 @@ _CONSEQUENCES = re.compile(
 _COMMUNICATION = re.compile(
     r"\b(NCCL|nccl\w*|HCCL|Hccl\w*|RCCL|gloo|TCPStore|c10d|ProcessGroup\w*|collective|unhandled (system|cuda) error)\b"
 )
-_GENERAL = frozenset({"Error", "Exception", "Failure", "Timeout", "Exit", "Interrupt", "ERROR"})
+_GENERAL = frozenset({"an error", "Error", "Exception", "Failure", "Timeout", "Exit", "Interrupt", "ERROR"})
 
 
 def detect_exceptions(case: DiagnosisCase) -> None:
@@ -51,7 +51,7 @@ def detect_exceptions(case: DiagnosisCase) -> None:
             "run again with NCCL_DEBUG=INFO (or TORCH_CPP_LOG_LEVEL=INFO) and give diagnose all ranks' logs"
         )
     if not plain and not communication and not case.candidates:
-        plain = _quoted_exceptions(case)
+        plain = _quoted_exceptions(case) or _untyped_errors(case)
     if plain:
         ended = first_exit(case).rank
         first = sort_by_time([s for s in plain if ended is not None and s.rank == ended] or plain)[0]
@@ -86,6 +86,12 @@ def _quoted_exceptions(case: DiagnosisCase) -> list[LogSignal]:
             signal.groups.update(type=match["type"], message=match["message"].strip("\"'() "))
             quoted.append(signal)
     return quoted
+
+
+def _untyped_errors(case: DiagnosisCase) -> list[LogSignal]:
+    """Return messages below a stack of calls, without the type of an exception, if a launcher reports a failure later."""
+    reports = [s for s in case.signals if s.kind == "sign" and s.owner == "launcher_report" and not case.survived(s)]
+    return [s for s in case.facts("untyped_error") if any(r.file == s.file and r.line > s.line for r in reports)]
 
 
 def _explain(case: DiagnosisCase, candidate: CandidateCause, first: LogSignal) -> None:

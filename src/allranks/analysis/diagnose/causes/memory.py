@@ -136,8 +136,17 @@ def _counted(case: DiagnosisCase, killed: CandidateCause, ends: list[LogSignal])
     candidate.next_test = "sacct -j <job> -o JobID,State,MaxRSS,ReqMem; the system log of that host at that time"
 
 
+_OWN_EXIT = re.compile(r"\b(?:exit ?code|exitcode|code|status)\W{1,4}(?:[1-9]|[1-9]\d|1[01]\d)\b", re.IGNORECASE)
+# A launcher kills what has not ended this long after another process failed: torchrun, Kubernetes and Slurm wait 30 s.
+SHUTDOWN_S = (2, 90)
+
+
 def _of_teardown(case: DiagnosisCase, signal: LogSignal) -> bool:
-    """Return whether srun itself killed the task during shutdown."""
+    """Return whether the launcher itself killed the process: another one had ended by an exit code of its own before."""
+    reports = (s for s in case.signals if s.owner == "launcher_report" and s.file == signal.file)
+    before = (s.time for s in reports if s.time is not None and _OWN_EXIT.search(s.text))
+    if signal.time is not None and any(SHUTDOWN_S[0] <= signal.time - time <= SHUTDOWN_S[1] for time in before):
+        return True
     over = (s for s in case.facts("step_over") if s.file == signal.file and s.text.lstrip().startswith("srun:"))
     return "srun: error:" in signal.text and any(s.line < signal.line for s in over)
 

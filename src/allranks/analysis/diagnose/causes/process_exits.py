@@ -161,18 +161,53 @@ def _by_silence(case: DiagnosisCase, echo: CandidateCause) -> None:
 
 
 _SYSTEM_LIBRARY = re.compile(r"version [`'\"]?(?P<need>(?:GLIBC|GLIBCXX|CXXABI)_[\d.]+)['\"]? not found")
+_BUILT_FOR_ANOTHER = re.compile(r"(?P<file>[\w+-]+)[\w.+-]*\.so[.\d]*: undefined symbol: \S")
+_NO_HEADER = re.compile(r"fatal error: (?P<file>\S+\.(?:h|hpp|cuh)): No such file")
 
 
-def detect_old_system_library(case: DiagnosisCase) -> None:
-    """Tell a C or C++ library of the system that is too old from a package that is missing."""
+def detect_kind_of_library(case: DiagnosisCase) -> None:
+    """Tell a system that is too old, an interface that differs and headers from a package that is missing."""
     candidate = case.candidates.get("library_missing")
-    needs = [m["need"] for s in candidate.signals if (m := _SYSTEM_LIBRARY.search(s.text))] if candidate else []
-    if candidate is None or not needs:
+    if candidate is None:
         return
-    system = "C library (glibc)" if needs[0].startswith("GLIBC_") else "C++ library (libstdc++)"
+    if needs := _first(_SYSTEM_LIBRARY, candidate):
+        _old_system(candidate, needs["need"])
+    elif built := _first(_BUILT_FOR_ANOTHER, candidate):
+        candidate.title = "a package was built for another version of a library"
+        candidate.cause = (
+            f"{built['file']} needs a symbol that no loaded library has: it was compiled against another version, "
+            "most often of torch, than the one that is installed."
+        )
+        candidate.fix = (
+            "Install the build of that package for this version of torch, Python and CUDA, or compile it again here "
+            "(pip install --no-build-isolation --no-cache-dir --force-reinstall --no-deps <package>)."
+        )
+        candidate.next_test = (
+            "python -c 'import torch; print(torch.__version__, torch.version.cuda)', then import it alone"
+        )
+    elif header := _first(_NO_HEADER, candidate):
+        candidate.title = "a header that a compiler needs is missing"
+        candidate.cause = (
+            f"{header['file']} is not on this node, so an extension or a kernel of Triton cannot be compiled there."
+        )
+        candidate.fix = (
+            "Install the headers (Python.h: python3-dev, or a Python of conda or uv; cuda*.h: the CUDA toolkit of "
+            "torch.version.cuda, with CUDA_HOME), or do without what is compiled (torch.compile, fused kernels)."
+        )
+        candidate.next_test = (
+            "python -c 'import sysconfig; print(sysconfig.get_paths()[\"include\"])' on that node; ls it"
+        )
+
+
+def _first(pattern: re.Pattern[str], candidate: CandidateCause) -> re.Match[str] | None:
+    return next((m for s in candidate.signals if (m := pattern.search(s.text))), None)
+
+
+def _old_system(candidate: CandidateCause, need: str) -> None:
+    system = "C library (glibc)" if need.startswith("GLIBC_") else "C++ library (libstdc++)"
     candidate.title = f"the system's {system} is too old for a package"
     candidate.cause = (
-        f"A package was built for {needs[0]}, which the {system} of this node does not have: the node's system is "
+        f"A package was built for {need}, which the {system} of this node does not have: the node's system is "
         "older than the one it was built on."
     )
     candidate.fix = (
