@@ -236,7 +236,9 @@ def parse_line(text: str, labelled: bool) -> LogLine:
         match = next((m for prefix in _PREFIXES if (m := prefix.match(text))), None)
         if match is None:
             break
-        text = text[match.end() :].rstrip('", ') if match.re == _JSON_MESSAGE else text[match.end() :]
+        text = text[match.end() :]
+        if '"message"' in match.group():
+            text = text.rstrip('", ')
         groups = {name: value for name, value in match.groupdict().items() if value is not None}
         if groups.pop("kind", "").lower() == "default":
             groups["local"] = groups.pop("rank")
@@ -273,9 +275,7 @@ MAX_PREFIX, MAX_UNLIKE_PREFIXES = 160, 64
 
 
 class UnknownPrefixes:
-    """Prefixes of a platform that no pattern here describes: the same text, but for digits, stands before `Traceback`
-    and before the frame in the next line.
-    """
+    """Prefixes that no pattern here describes: the same text, but for digits, precedes `Traceback` and its frames."""
 
     def __init__(self) -> None:
         self._forms: dict[bytes, bool] = {}  # each form that stood before a traceback: whether it is such a prefix

@@ -182,21 +182,16 @@ def detect_kind_of_library(case: DiagnosisCase) -> None:
             "Install the build of that package for this version of torch, Python and CUDA, or compile it again here "
             "(pip install --no-build-isolation --no-cache-dir --force-reinstall --no-deps <package>)."
         )
-        candidate.next_test = (
-            "python -c 'import torch; print(torch.__version__, torch.version.cuda)', then import it alone"
-        )
     elif header := _first(_NO_HEADER, candidate):
         candidate.title = "a header that a compiler needs is missing"
         candidate.cause = (
-            f"{header['file']} is not on this node, so an extension or a kernel of Triton cannot be compiled there."
+            f"{header['file']} is not on this node: no extension or kernel of Triton can be compiled there."
         )
         candidate.fix = (
             "Install the headers (Python.h: python3-dev, or a Python of conda or uv; cuda*.h: the CUDA toolkit of "
             "torch.version.cuda, with CUDA_HOME), or do without what is compiled (torch.compile, fused kernels)."
         )
-        candidate.next_test = (
-            "python -c 'import sysconfig; print(sysconfig.get_paths()[\"include\"])' on that node; ls it"
-        )
+        candidate.next_test = f"find / -name {header['file']} on that node, and where it works"
 
 
 def _first(pattern: re.Pattern[str], candidate: CandidateCause) -> re.Match[str] | None:
