@@ -17,12 +17,14 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
+import torch
 from torch.distributed import TCPStore
 
 from allranks.errors import EnvironmentNotAble
 from allranks.launch.channel import ChannelServer
 from allranks.launch.channel_protocol import CHANNEL_VARIABLE
 from allranks.launch.rendezvous import FileStoreFolder, NodeAddress, Rendezvous, TcpStoreServer, remove_leftover_stores
+from allranks.launch.store_server import VERIFIED, WHOLE
 from allranks.launch.supervisor import Supervisor
 from allranks.planning.planner import make_plan
 from allranks.rundir.files import read_json, write_json
@@ -68,6 +70,15 @@ def test_the_store_listens_on_its_address_only() -> None:
             socket.create_connection(("127.0.0.1", server.port), timeout=5).close()
         assert (server.note, server.exit_code()) == ("", None)
     assert listens(server.port) == set() and server.exit_code() == -signal.SIGKILL
+
+
+def test_the_store_loads_the_compiled_part_of_torch_alone_or_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "from allranks.launch import store_server as s; import sys; print(s.store_class(), 'torch.nn' in sys.modules)"
+    for whole in (False, True):
+        monkeypatch.setenv(WHOLE, "1") if whole else monkeypatch.delenv(WHOLE, raising=False)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        expected = whole or not torch.__version__.startswith(VERIFIED)
+        assert done.stdout == f"{TCPStore} {expected}\n", done.stderr
 
 
 def test_keys_of_one_training_are_not_those_of_another(monkeypatch: pytest.MonkeyPatch, server: TcpStoreServer) -> None:

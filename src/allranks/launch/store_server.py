@@ -1,18 +1,27 @@
 """Serve the ranks' TCPStore on a socket that the agent has bound: ``python store_server.py FD ADDRESS PORT PARENT``.
 
-Standard library and torch alone: the Python of a user's own program may have no allranks.
+Standard library and torch alone: the Python of a user's own program may have no allranks. Of torch it loads the compiled
+part alone: importing the whole takes seconds of CPU time on the node of rank 0, also for programs that do not use torch.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import signal
 import sys
 import time
 from datetime import timedelta
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 PR_SET_PDEATHSIG = 1
+VERIFIED = "2.13."
+"""Versions of torch whose compiled part is known to need no more of the package than its names."""
+WHOLE = "ALLRANKS_STORE_IMPORTS_TORCH"
 
 
 def main() -> None:
@@ -23,12 +32,40 @@ def main() -> None:
     fd, address, port, parent = sys.argv[1:5]
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
-    from torch.distributed import TCPStore
-
-    store = TCPStore(address, int(port), None, True, timedelta(seconds=300), False, master_listen_fd=int(fd))
+    store = store_class()(address, int(port), None, True, timedelta(seconds=300), False, master_listen_fd=int(fd))
     while os.getppid() == int(parent):
         time.sleep(1.0)
     del store
+
+
+def store_class() -> Any:
+    """Return torch's TCPStore. A process that cannot load the compiled part alone starts anew and imports torch."""
+    if WHOLE not in os.environ:
+        try:
+            if version("torch").startswith(VERIFIED):
+                return _compiled_part().TCPStore
+        except Exception:  # noqa: BLE001 - private names of torch; the part may be half loaded
+            os.environ[WHOLE] = "1"
+            os.execv(sys.executable, [sys.executable, *sys.argv])  # noqa: S606 - this program again
+    from torch.distributed import TCPStore
+
+    return TCPStore
+
+
+def _compiled_part() -> Any:
+    found = importlib.util.find_spec("torch")
+    assert found is not None and found.origin is not None
+    folder = Path(found.origin).parent
+    for name in ("torch", "torch.distributed"):
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].__path__ = [str(folder)]
+    (file,) = folder.glob("_C.*.so")
+    spec = importlib.util.spec_from_file_location("torch._C", file)
+    assert spec is not None and spec.loader is not None
+    compiled = sys.modules["torch._C"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(compiled)
+    compiled._c10d_init()
+    return compiled._distributed_c10d
 
 
 if __name__ == "__main__":
