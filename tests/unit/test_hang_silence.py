@@ -1,8 +1,6 @@
 """What counts as silence, what follows an alarm on each node, and what is recorded of a rank. Pages and clocks are set
 by hand, except in the last tests, which watch real processes."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -488,6 +486,18 @@ def test_the_work_of_children_counts() -> None:
             return work.io_bytes >= 1 << 26 and work.children_cpu_s >= 0.5
 
         until(counted)
+
+
+def test_a_process_that_waits_for_a_core_is_at_work() -> None:
+    core = min(os.sched_getaffinity(0))
+    with started(SPINS) as first, started(SPINS) as last:
+        for process in (first, last):
+            os.sched_setaffinity(process.pid, {core})
+        os.setpriority(os.PRIO_PROCESS, last.pid, 19)
+        before, began = procfs.work_of(last.pid), time.monotonic()
+        time.sleep(1.0)
+        worked_s = procfs.work_of(last.pid).own_cpu_s - before.own_cpu_s
+        assert worked_s > 0.8 * (time.monotonic() - began) - 0.1
 
 
 def test_a_stopped_process_has_no_more_time_in_long_phases(tmp_path: Path) -> None:

@@ -53,7 +53,10 @@ def kernel_stack(pid: int) -> list[str]:
 
 
 class ProcessWork(NamedTuple):
-    """What a process has done so far: CPU seconds, own and children's; bytes that all of them read and wrote."""
+    """What a process has done so far: CPU seconds, own and children's; bytes that all of them read and wrote.
+
+    The seconds in which it could run and other processes had the cores count too: it is not idle then.
+    """
 
     own_cpu_s: float = 0.0
     children_cpu_s: float = 0.0
@@ -85,14 +88,16 @@ def work_of(pid: int) -> ProcessWork:
 
 
 def _cpu_and_io(process: psutil.Process) -> tuple[float, float, int]:
-    """Return the CPU seconds of a process, those of its children that have ended, and the bytes it read and wrote."""
+    """Return the seconds in which a process ran or could run, those of its children that have ended, and the bytes it
+    read and wrote."""
     try:
         times = process.cpu_times()
         text = _read(f"/proc/{process.pid}/io")
     except psutil.Error:
         return 0.0, 0.0, 0
     sizes = [int(v) for k, _, v in (line.partition(": ") for line in text.splitlines()) if k in ("rchar", "wchar")]
-    return times.user + times.system, times.children_user + times.children_system, sum(sizes)
+    _, queued_ns, *_ = map(int, _read(f"/proc/{process.pid}/schedstat").split() or (0, 0))
+    return times.user + times.system + queued_ns / 1e9, times.children_user + times.children_system, sum(sizes)
 
 
 def blocked_processes() -> list[str]:
