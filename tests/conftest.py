@@ -1,7 +1,5 @@
 """Shared by all tests: no network, one thread a process, and one line that says what was skipped and why."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -16,6 +14,7 @@ import pytest
 
 from tests import usual
 from tests.forks import Forks
+from tests.warm import Warm
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -37,6 +36,7 @@ def remove_build_locks() -> None:
 remove_build_locks()
 _skips: Counter[str] = Counter()
 _left = {"n": 0}  # tests that this run leaves to another
+_ahead: list[Warm] = []  # makes its imports while this process collects tests
 
 
 def shared(*parts: str) -> Path:
@@ -129,6 +129,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.forks:
         config.pluginmanager.register(Forks(config.option.forks), "forks")
+        if not config.option.collectonly:
+            _ahead.append(Warm("heavy"))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -3,10 +3,8 @@
 Collecting imports torch, transformers and all test modules, which takes longer than a fifth of the usual tests; workers
 that are started anew, as pytest-xdist's are, do it each for themselves. Tests that share one real run or one cluster (a
 fixture) go to one worker, and so do the tests of a quick file; all others go one by one to workers as these become
-free.
+free, the longest first.
 """
-
-from __future__ import annotations
 
 import os
 import random
@@ -26,7 +24,13 @@ DIST = ("best", "failures_a", "failures_b", "run")
 SHARE_A_RUN = {"tests/cluster/test_preemption.py", "tests/chaos/test_chaos.py::test_a_fault_under_slurm"}
 SHARE_A_RUN |= {f"tests/dist/test_{name}.py" for name in DIST}
 QUICK = ("tests/unit/", "tests/lint/", "tests/golden/", "tests/security/")
-CLUSTER = "tests/cluster/"
+CLUSTER, SLURM_RUNS = "tests/cluster/", "tests/cluster/test_slurm_runs.py"
+OWN_CLUSTER = f"{SLURM_RUNS}::test_a_killed_node_sends_the_job_back_to_the_queue_and_it_goes_on"
+LONGEST = (
+    "tests/cluster/test_preemption.py", OWN_CLUSTER, SLURM_RUNS, CLUSTER,
+    *(f"tests/dist/test_{name}.py" for name in ("compare", "stops", "best", "run", "ranks", "qlora", "loading")),
+)  # fmt: skip
+"""Tests that begin first, by the beginning of their names."""
 WORKER = "ALLRANKS_TEST_WORKER"
 
 
@@ -34,9 +38,14 @@ def scope_of(item: pytest.Item) -> str:
     """Return the name that tests for one worker share."""
     path, _, name = item.nodeid.partition("::")
     test = f"{path}::{name.partition('[')[0]}"
-    if path.startswith(CLUSTER) and path not in SHARE_A_RUN and not sampling.ALL:
-        return CLUSTER  # one cluster for all of them
+    if path.startswith(CLUSTER) and path not in SHARE_A_RUN and test != OWN_CLUSTER and not sampling.ALL:
+        return path if path == SLURM_RUNS else CLUSTER  # two clusters for all of them
     return path if path in SHARE_A_RUN or path.startswith(QUICK) else test if test in SHARE_A_RUN else item.nodeid
+
+
+def turn_of(item: pytest.Item) -> int:
+    """Return the place of a test among those that begin first; all others have the same one, behind them."""
+    return next((i for i, begin in enumerate(LONGEST) if item.nodeid.startswith(begin)), len(LONGEST))
 
 
 class Worker:
@@ -73,7 +82,7 @@ class Forks:
         together: dict[str, list[int]] = {}
         for at, item in enumerate(session.items):
             together.setdefault(scope_of(item), []).append(at)
-        scopes = deque(together.values())
+        scopes = deque(sorted(together.values(), key=lambda tests: turn_of(session.items[tests[0]])))
         select, workers = selectors.DefaultSelector(), []
 
         def start() -> None:

@@ -7,8 +7,6 @@ the test is not usual. A test that neither table names is usual unless it is mar
 pages, pictures and the source; they run in `make lint` and `make test-all`.
 """
 
-from __future__ import annotations
-
 CASES: dict[str, set[str]] = {
     "security/test_decompression.py::test_bomb_is_read_in_part_and_the_verdict_says_so": {
         "lines-gz",
@@ -135,7 +133,8 @@ FILES: dict[str, set[str]] = {
         "test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state",
     },
     "dist/test_store.py": {
-        "test_the_store_listens_on_its_address_only", "test_keys_of_one_training_are_not_those_of_another",
+        "test_the_store_listens_on_its_address_only",
+        "test_the_store_loads_the_compiled_part_of_torch_alone_or_all_of_it", "test_keys_of_one_training_are_not_those_of_another",
         "test_the_store_ends_with_its_parent[in use-9]", "test_the_folder_of_a_file_store_is_private_and_removed",
         "test_what_a_killed_agent_left_is_removed_and_nothing_of_others", "test_a_store_that_is_not_known_is_refused",
         "test_a_taken_fixed_port_is_refused_by_the_agent_of_node_0",

@@ -35,6 +35,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+import yaml
+
 from tests.forks import WORKER
 
 REPO = Path(__file__).resolve().parent.parent
@@ -63,6 +65,7 @@ def import_light() -> None:
 
 
 def import_heavy() -> None:
+    import_light()  # for what else verbs import; each process imports allranks itself anew
     for name in HEAVY:
         import_module(name)
     for name in DEEPSPEED:
@@ -429,7 +432,7 @@ def fork_instead(
     """In place of `subprocess.Popen._execute_child`: fork where a module of allranks would be started anew."""
     _, _, _, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *_, new_session, _ = more
     words = [word for word in args if word != "-u"] if isinstance(args, list) else []
-    if words[:2] != [sys.executable, "-m"] or words[2] not in FORKED or _is_own_program(words):
+    if words[:2] != [sys.executable, "-m"] or words[2] not in FORKED or _sees_imports(words):
         _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *more)
         return
     self.pid = os.fork()
@@ -461,12 +464,17 @@ def _forget_allranks() -> None:
         del sys.modules[name]
 
 
-def _is_own_program(words: list[str]) -> bool:
-    """Of a rank: whether it runs a user's own program, which may look at what has been imported."""
+def _sees_imports(words: list[str]) -> bool:
+    """Of a rank: whether it runs a user's own program, unless this imports torch, and no Trainer, which allranks notices
+    when it is imported."""
     if words[2] != "allranks.launch.rank":
         return False
-    spec = (Path(words[3]) / "spec.yaml").read_text()
-    return "\nscript:" in spec and "\nscript: null" not in spec
+    script = yaml.safe_load((Path(words[3]) / "spec.yaml").read_text()).get("script")
+    if not script:
+        return False
+    program = Path(script.get("path") or "")
+    text = program.read_text() if program.is_file() else ""
+    return "import torch" not in text or any(name in text for name in ("transformers", "lightning", "deepspeed", "trl"))
 
 
 def _customize() -> None:

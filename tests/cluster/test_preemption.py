@@ -1,7 +1,5 @@
 """Preemption, `scancel`, and a Slurm that refuses to requeue or to update jobs. Everything is done by a real Slurm."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator
@@ -17,6 +15,7 @@ from allranks.lab.cluster.plan import BoxPaths
 from allranks.rundir.events import read_events
 from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
+from tests import sampling
 from tests.cluster.conftest import selected, tidy
 from tests.cluster.helpers import records_of, submit, wait_for
 from tests.cluster.runs import Submitted, hosts_of, log_of, program_in, rank_texts, spec_in
@@ -73,9 +72,11 @@ def box(preempting_box: Box) -> Iterator[Box]:
     tidy(preempting_box)
 
 
-def training(shared: Path, name: str = "t", every: int | None = None, steps: int = STEPS, **slurm: Any) -> Submitted:
+def training(
+    shared: Path, name: str = "t", every: int | None = None, steps: int = STEPS, nodes: int = 2, **slurm: Any
+) -> Submitted:
     train, checkpoint = {"max_steps": steps, "lr": 1e-3}, {"mode": "full", "every": every}
-    spec = spec_in(shared, cluster={"nodes": 2, "slurm": slurm}, train=train, checkpoint=checkpoint)
+    spec = spec_in(shared, cluster={"nodes": nodes, "slurm": slurm}, train=train, checkpoint=checkpoint)
     return Submitted(shared, {**spec, "name": name})
 
 
@@ -106,7 +107,7 @@ def test_a_preempted_training_saves_in_its_grace_time_and_continues(box: Box, sh
 
     PreemptMode=CANCEL would end the job for good; it is requeued by its own driver (`max_requeues`) before.
     """
-    job = training(shared, partition=partition)
+    job = training(shared, partition=partition, nodes=2 if sampling.ALL else 1)
     job.until_step(10)
     high = preempt(box, shared)
     # Well before the grace time and KillWait are over: nothing waits for a kill.

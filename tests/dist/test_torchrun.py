@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.dist.harness import ALLRANKS, Ended, free_port
+from tests.dist.harness import ALLRANKS, Ended, allranks, free_port
 
 pytestmark = pytest.mark.dist
 
@@ -28,10 +28,9 @@ dist.all_reduce(torch.ones(1))
 OF_ONE_START = {"MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID"}
 
 
-def torchrun(cwd: Path, *words: str, launcher: list[str] | None = None, **variables: str) -> Ended:
-    command = [*(launcher or [*ALLRANKS, "torchrun"]), *words]
-    env = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"} | variables
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=240, check=False)
+def torchrun(cwd: Path, *words: str, launcher: list[str]) -> Ended:
+    env = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    return subprocess.run([*launcher, *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=240)
 
 
 @pytest.mark.parametrize("more", [[], pytest.param(["--virtual-local-rank"], marks=pytest.mark.full)])
@@ -41,7 +40,7 @@ def test_ranks_get_torchruns_variables_and_only_rank_0_is_shown(
     (tmp_path / "env.py").write_text(ENVIRONMENT)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     line = ("--nproc-per-node=2", "--max-restarts=1", "--role=trainer", *more, "env.py")
-    done = torchrun(tmp_path, *line, "ours", "--debug")
+    done = torchrun(tmp_path, *line, "ours", "--debug", launcher=[*ALLRANKS, "torchrun"])
     assert (done.returncode, done.stdout) == (0, "rank 0 ['ours', '--debug']\n")
     assert done.stderr.count("\n") == 1 and "run folder runs/env-" in done.stderr
     torchrun(tmp_path, *line, "theirs", launcher=[sys.executable, "-m", "torch.distributed.run"])
@@ -54,7 +53,8 @@ def test_ranks_get_torchruns_variables_and_only_rank_0_is_shown(
 
 def test_a_failed_rank_is_named_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "boom.py").write_text(BOOM)
-    done = torchrun(tmp_path, "--nproc_per_node", "2", "--tee=3", "--log-dir=logs", "boom.py")
+    words = ("--nproc_per_node", "2", "--tee=3", "--log-dir=logs", "boom.py")
+    done = allranks("torchrun", *words, cwd=tmp_path)
     assert done.returncode == 1
     assert "[default1]:[rank1]: KeyError: 'tokens_17'\n" in done.stdout
     verdict, folder = done.stderr.splitlines()
@@ -76,12 +76,13 @@ dist.destroy_process_group()
 def test_two_command_lines_make_one_job_each_with_its_own_arguments_and_number_of_ranks(tmp_path: Path) -> None:
     (tmp_path / "sum.py").write_text(SUM)
     line = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}", "--tee=3")
+
+    def start(n: int) -> Ended:
+        words = (*line, f"--nproc-per-node={n}", f"--log-dir=of{n}", "sum.py", f"on{n}")
+        return allranks("torchrun", *words, cwd=tmp_path)
+
     with ThreadPoolExecutor() as pool:
-        ran = [
-            pool.submit(torchrun, tmp_path, *line, f"--nproc-per-node={n}", f"--log-dir=of{n}", "sum.py", f"on{n}")
-            for n in (1, 2)
-        ]
-        one, two = (done.result() for done in ran)
+        one, two = pool.map(start, (1, 2))
     assert (one.returncode, two.returncode) == (0, 0), one.stderr + two.stderr
     assert one.stdout == "[default0]:sum 3 ['on1']\n"
     assert sorted(two.stdout.splitlines()) == ["[default0]:sum 3 ['on2']", "[default1]:sum 3 ['on2']"]
