@@ -1,7 +1,5 @@
 """Two ordinary users with one group in common, as whom root starts processes. Tests skip where that cannot be done."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

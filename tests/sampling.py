@@ -1,7 +1,5 @@
 """How many random inputs a test tries: a few in the usual run, all that it names in `make test-all` (TEST_ALL=1)."""
 
-from __future__ import annotations
-
 import os
 
 from hypothesis import settings

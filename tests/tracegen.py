@@ -4,8 +4,6 @@
 schedule, and writes it as each rank's profiler would have seen it.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@
 that every node sees; pytest's own tmp_path lies in /tmp, of which each node has its own. `make_box` starts others.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """What the tests of the box share: running the command line, waiting for jobs, looking at the machine."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

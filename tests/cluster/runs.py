@@ -1,7 +1,5 @@
 """Whole runs through the Slurm of a box, or by hand on its nodes: a spec that is over in seconds, and verbs on it."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # ruff: noqa: S108 - /tmp of the nodes is meant
 """The cluster in a box: what a node is and what Slurm does on it, faults, starting and ending, plans for its nodes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

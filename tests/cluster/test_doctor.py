@@ -1,7 +1,5 @@
 """The doctor on a real Slurm, and by hand: each fault is named with its node and its cure, and nothing is left."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Hangs of a job of three nodes, of any cause: the report names rank, host and line soon after the limit."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

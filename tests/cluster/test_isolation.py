@@ -5,8 +5,6 @@ writes is executed, a run whose ranks are connected goes on, and one that is dis
 within its limits with a message.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import stat

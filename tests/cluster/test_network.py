@@ -1,7 +1,5 @@
 """Interfaces of different names, what the ranks then used, nodes that do not reach each other, and slow cables."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

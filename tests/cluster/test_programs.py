@@ -1,7 +1,5 @@
 """Users' own programs under Slurm: public ones, staged, in a container, without a bad node, and how one is stopped."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shlex

@@ -1,7 +1,5 @@
 """FSDP2 with a copy of the weights on each of two nodes (HSDP): fewer bytes cross, as the model says."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

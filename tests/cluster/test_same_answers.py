@@ -1,7 +1,5 @@
 """`doctor` and `run` say the same of each planted fault; failures 21 to 40 that take nodes are refused by name."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

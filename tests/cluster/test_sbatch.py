@@ -1,7 +1,5 @@
 """``allranks sbatch`` in the box: what users of sbatch see is sbatch's own, and the job is checked and diagnosed."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The tiny twins of the field notes' jobs on several nodes, and the lab: what readers shall look at is there."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 # ruff: noqa: S108 - /tmp of the nodes is meant
 """Staging on a real Slurm: who lacks something gets it, checked and unpacked, and nobody else; nothing is left."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Runs that start again by themselves after a failure, or do not: two gloo ranks with an end planted into them."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Checkpoints on request and by time, and weights that change silently on one rank: whole runs on gloo ranks."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

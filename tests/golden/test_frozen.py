@@ -3,20 +3,15 @@ run folders, findings.
 
 Additions are allowed; what is removed, renamed or different fails. The records are in frozen/. After a wanted change of
 one of them ``ALLRANKS_GOLDEN=write python -m pytest tests/golden/test_frozen.py -k NAME`` writes it anew (not the folders
-of runs); read the difference. A lint rule that was removed on purpose is a line of
-frozen/lint_removed.txt.
+of runs); read the difference. The entry of a lint rule that is removed on purpose is removed from frozen/lint.json.
 """
-
-from __future__ import annotations
 
 import hashlib
 import inspect
 import json
 import os
-import re
 import sys
 import tarfile
-from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +60,11 @@ def lost(before: Any, now: Any, place: str = "") -> list[str]:
     return [] if before == now else [f"{place}: {before!r} is now {now!r}"]
 
 
-def check(name: str, now: dict[str, Any], skip: Set[str] = frozenset()) -> None:
-    """Compare with the record of this name, or write what differs; entries in `skip` need not be there any more."""
+def check(name: str, now: dict[str, Any]) -> None:
+    """Compare with the record of this name, or write what differs."""
     path = FROZEN / f"{name}.json"
     before = json.loads(path.read_text()) if path.exists() else {}
-    problems = lost({key: entry for key, entry in before.items() if key not in skip}, now)
+    problems = lost(before, now)
     if WRITE and (problems or not before):
         lines = [f"{json.dumps(key)}: {json.dumps(entry, ensure_ascii=False)}" for key, entry in now.items()]
         path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
@@ -198,18 +193,13 @@ def test_lint_findings(tmp_path: Path) -> None:
     """Of each rule on its own example, which is recorded with its text."""
     record = FROZEN / "lint.json"
     texts = {rule: "\n".join(case["text"]) for rule, case in json.loads(record.read_text()).items()}
-    removed = set((FROZEN / "lint_removed.txt").read_text().split())
-    pages = [REPO / "docs" / "seeds.md", *REPO.glob("docs/failures*"), *REPO.glob("docs/failures/*.md")]
-    pages += REPO.parent.glob("shared/facts/*.md")
-    named = set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", "".join(p.read_text() for p in pages if p.is_file())))
-    assert not named & removed, "docs/seeds.md, the failures or the facts name these rules"
-    assert texts.keys() - removed <= set(RULES), "a rule is gone, and not in frozen/lint_removed.txt"
+    assert texts.keys() <= set(RULES), "a rule is gone"
     found: dict[str, Any] = {}
     for rule, text in texts.items():
         (tmp_path / "job.sbatch").write_text(text)
         lines = [f.line for f in lint([tmp_path / "job.sbatch"], "22.05").findings if f.id == rule]
         found[rule] = {"text": text.split("\n"), "lines": lines}
-    check("lint", found, removed)
+    check("lint", found)
 
 
 RUNS = sorted(path.name.removesuffix(".tar.xz") for path in (FROZEN / "runs").glob("*.tar.xz"))

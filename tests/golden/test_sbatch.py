@@ -4,8 +4,6 @@ plain.sbatch and everything.sbatch are whole; of other scripts the records hold 
 After a wanted change: ``ALLRANKS_GOLDEN=write python -m pytest tests/golden``, then read the difference.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -21,13 +19,11 @@ from allranks.errors import SpecError
 from allranks.lab.smoke import TESTS
 from allranks.lab.smoke.records import PlaceName
 from allranks.lab.smoke.runner import SmokeOptions, prepare_test
-from allranks.launch.hosts import node_commands
 from allranks.launch.launchers import agent_command
 from allranks.launch.slurm.script import render_batch_script
 from allranks.planning.planner import make_plan
-from allranks.planning.records import LaunchPlan
 from allranks.rundir.paths import RunDir
-from allranks.spec import RunSpec, load_spec, parse_spec, spec_to_dict
+from allranks.spec import load_spec, parse_spec, spec_to_dict
 from allranks.spec.records import ModelSpec
 from allranks.utils.machine import MachineFacts
 from tests.conftest import REPO
@@ -66,12 +62,11 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 WHOLE = ("plain", "everything")
-EXAMPLES = ("mistral-7b-lora-ddp-2node", "glm-4.5-air-fsdp-lora-16xh200")
 
 
-def changes(text: str, base: str = "plain") -> list[str]:
+def changes(text: str, base: str) -> list[str]:
     """Each line that the base lacks, behind the slice of the base's lines which the line and its neighbours replace."""
-    before, now = (HERE / f"{base}.sbatch").read_text().splitlines(), text.splitlines()
+    before, now = base.splitlines(), text.splitlines()
     found = []
     for kind, low, high, begin, end in SequenceMatcher(None, before, now, autojunk=False).get_opcodes():
         if kind != "equal":
@@ -95,14 +90,9 @@ def test_script_is_the_golden_one(name: str) -> None:
 
 
 def test_other_scripts_differ_from_the_golden_one_as_recorded() -> None:
-    texts = {name: text_of(**CASES[name]) for name in CASES if name not in WHOLE}
-    for name in EXAMPLES:
-        spec = load_spec(REPO / "examples" / f"{name}.yaml")
-        made, run = make_plan(spec, facts()), RunDir(Path(f"/shared/runs/{spec.name}-1"))
-        assert (made.world_size, made.device, made.backend, made.dtype) == (16, "cuda", "nccl", "bfloat16")
-        assert made.nodes[1].ranks == list(range(8, 16))
-        texts[name] = render_batch_script(spec, made, run, "/env/bin/python").replace(spec.name, "job")
-    check_record("sbatch.txt", {name: changes(text) for name, text in texts.items()})
+    """Those of the examples: frozen/plans.json."""
+    plain = (HERE / "plain.sbatch").read_text()
+    check_record("sbatch.txt", {name: changes(text_of(**CASES[name]), plain) for name in CASES if name not in WHOLE})
 
 
 def test_agents_run_inside_of_containers_and_the_driver_does_not() -> None:
@@ -172,36 +162,13 @@ def test_env_is_exported_in_the_script_and_secrets_are_not() -> None:
 
 
 SEEDS = REPO / "examples" / "seeds"
-FULL = [str(p.relative_to(SEEDS).with_suffix("")) for p in sorted(SEEDS.glob("0*/*.yaml")) if "-tiny" not in p.name]
-
-
-def planned(name: str, *sets: str) -> tuple[RunSpec, LaunchPlan, RunDir]:
-    """A spec, planned on a machine without a GPU, and the folder that its run would get on a shared disk."""
-    spec = load_spec(SEEDS / f"{name}.yaml", sets)
-    root = Path(spec.run_root)
-    root = root if root.is_absolute() else Path("/shared") / root
-    return spec, make_plan(spec, facts()), RunDir(root / f"{spec.name}-1")
-
-
-def test_what_a_job_of_the_notes_starts_is_the_golden_one() -> None:
-    shown = {}
-    for name in FULL:
-        spec, plan, run = planned(name)
-        if spec.cluster.launcher == "slurm":
-            text = render_batch_script(spec, plan, run, "/env/bin/python").replace(spec.name, "job")
-            shown[name] = changes(text, "everything" if spec.cluster.modules else "plain")
-        elif spec.cluster.launcher == "hosts":
-            lines = node_commands(spec, run, plan, python="/env/bin/python", folder=Path("/shared"))
-            shown[name] = [f"{node.host}: {line}" for node, line in zip(plan.nodes, lines, strict=True)]
-        else:
-            assert plan.launcher == "local"
-    check_record("seeds.txt", shown)
 
 
 def test_the_lab_asks_for_as_many_nodes_as_it_is_told_and_leaves_out_the_bad_one() -> None:
-    spec, plan, run = planned("003/lab", "cluster.nodes=10", "cluster.slurm.exclude=[hpc42]")
+    spec = load_spec(SEEDS / "003" / "lab.yaml", ("cluster.nodes=10", "cluster.slurm.exclude=[hpc42]"))
+    plan = make_plan(spec, facts())
     assert plan.world_size == 20 and plan.nodes[9].ranks == [18, 19]
-    text = render_batch_script(spec, plan, run, "/env/bin/python")
+    text = render_batch_script(spec, plan, RunDir(Path("/shared/runs/lab-1")), "/env/bin/python")
     assert "#SBATCH --nodes=10\n" in text and "#SBATCH --exclude=hpc42\n" in text
 
 
@@ -214,10 +181,11 @@ PLACES: dict[str, tuple[PlaceName, MachineFacts, tuple[str, ...]]] = {
 
 
 def test_what_a_dry_run_shows() -> None:
-    """Each test's scaled sentences, what its spec sets, its ranks, and its batch script."""
+    """Each test's scaled sentences, what its spec sets, its ranks, and how its batch script differs from the one before."""
     shown: dict[str, list[str]] = {}
     seen: dict[tuple[str, ...], str] = {}
     for name, (place, machine, sets) in PLACES.items():
+        base = (HERE / "plain.sbatch").read_text()
         for test in TESTS:
             ready = prepare_test(test, SmokeOptions(place=place, sets=sets, run_root="/shared/runs"), machine)
             if ready.spec is None:
@@ -232,6 +200,8 @@ def test_what_a_dry_run_shows() -> None:
             if place != "local":
                 run = RunDir(Path(f"/shared/runs/{ready.spec.name}-1"))
                 script = render_batch_script(ready.spec, make_plan(ready.spec, machine), run, "/env/bin/python")
-                lines += changes(script.replace(ready.spec.name, "job"))
+                script = script.replace(ready.spec.name, "job")
+                lines += changes(script, base)
+                base = script
             shown[f"{name} {test.name}"] = lines
     check_record("smoke.txt", shown)

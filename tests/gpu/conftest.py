@@ -1,7 +1,5 @@
 """Skip without a GPU; ALLRANKS_GPU_REHEARSAL=1 runs on a CPU; ALLRANKS_GPU_LOG: a file for each test's result."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

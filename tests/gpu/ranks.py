@@ -1,7 +1,5 @@
 """The ranks of tests/gpu: ``python -m tests.gpu.ranks RESULTS ARGS``; appends one JSON line per strategy."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

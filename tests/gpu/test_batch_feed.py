@@ -1,7 +1,5 @@
 """Batches that are copied to the device ahead of their use, while the device is late."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """LoRA on a GPU in bfloat16: as close to float32 as PEFT's, and without a sync with the host."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """QLoRA on a GPU: the bits of a CPU, layers as those with the same values, memory as planned, no sync with the host."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

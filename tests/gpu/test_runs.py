@@ -1,7 +1,5 @@
 """Whole runs on one GPU: infinite gradients, host syncs, resume, memory, a rank that spins in a kernel."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every strategy on one GPU, and on two Gloo ranks that share it, against one process of plain torch."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

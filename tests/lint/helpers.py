@@ -1,7 +1,5 @@
 """Linting a text, and the table of cases."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files of every kind, also broken ones, what the command says to persons and programs, and what it repairs."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import stat

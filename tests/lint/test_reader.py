@@ -1,7 +1,5 @@
 """The reader: words, quoting, here-documents, nested shells; whatever a file holds, lint says something about it."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import shlex

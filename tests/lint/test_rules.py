@@ -1,7 +1,5 @@
 """Every rule on scripts that have its trap and on near ones that do not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

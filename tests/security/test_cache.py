@@ -1,7 +1,5 @@
 """Hostile entries of a shared cache: links, files of other users, pickles, arrays that do not fit."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import shutil

@@ -1,7 +1,5 @@
 """Packed files that expand without measure are read in part, and every answer says so."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

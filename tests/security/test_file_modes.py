@@ -1,7 +1,5 @@
 """A run's folder is for its owner alone unless it is shared; what lies elsewhere keeps the user's umask."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

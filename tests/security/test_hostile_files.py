@@ -1,7 +1,5 @@
 """Hostile files: pipes and devices, specs that stand for endless work, dumps that attack the reader of flights."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Values of a spec in the batch script, in pages and in CSV cells: each stays one word or text, whatever it holds."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os

@@ -1,7 +1,5 @@
 """What another user of the machine can do to sockets and files of a run, by real attacks on real runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

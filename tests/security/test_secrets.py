@@ -1,7 +1,5 @@
 """Secrets of a spec reach the ranks and no file; what a program prints is masked where it is shown."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

@@ -3,8 +3,6 @@
 An escape sequence can set the title, write to the clipboard, move the cursor over what was said before, or hide text.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -1,7 +1,5 @@
 """Lines of diagnose_examples.tsv (near misses of classes, harmless messages), and what the tests of diagnose share."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from allranks.analysis.diagnose import Diagnosis, diagnose

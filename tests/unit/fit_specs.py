@@ -1,7 +1,5 @@
 """Specs and facts for the tests of `fit`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from allranks.planning.memory import Fit, fit, make_plan

@@ -1,7 +1,5 @@
 """Synthetic nodes for the tests of preflight: all well, until one is changed."""
 
-from __future__ import annotations
-
 import msgspec
 
 from allranks.nodes.checks import NodeSurvey, PlanRequirements

@@ -1,8 +1,6 @@
 """Run folders for the tests of the report page, written as the program writes them, and the most basic check of
 each."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

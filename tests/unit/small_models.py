@@ -1,7 +1,5 @@
 """Small models with their weights, in one process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any

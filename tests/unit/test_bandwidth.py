@@ -1,7 +1,5 @@
 """Bandwidths as nccl-tests defines them, rounds of disjoint pairs, and comparisons with hardware."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Batches that are made one ahead: those of the plan, each as it was collated, with the errors of their own turn."""
 
-from __future__ import annotations
-
 import threading
 import time
 from dataclasses import fields

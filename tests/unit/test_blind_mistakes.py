@@ -7,8 +7,6 @@ go the way of a run until its ranks start; those that only ranks can notice call
 a number were met later.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """Recomputation and compilation of blocks: gradients, kept bytes, names, evaluation, and the compiler's failure."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The shared cache: one builder, takeover of the dead, repair of the damaged. Real processes, real kills."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

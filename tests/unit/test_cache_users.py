@@ -1,7 +1,5 @@
 """One cache and two users with different permissions. Real users (root only), no torch."""
 
-from __future__ import annotations
-
 import os
 import stat
 import time

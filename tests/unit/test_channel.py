@@ -1,7 +1,5 @@
 """The control channel: authentication, damaged and foreign peers, delivery, reconnection. Real sockets on loopback."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal

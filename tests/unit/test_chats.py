@@ -3,8 +3,6 @@
 The templates and the masks of reference are those of the package trl; texts of reference are written by transformers.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

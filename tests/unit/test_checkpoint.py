@@ -1,7 +1,5 @@
 """Which files a checkpoint has, what a rank collects and writes, and how it is published."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

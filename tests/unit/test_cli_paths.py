@@ -1,7 +1,5 @@
 """Paths that cannot be used, given to every verb: said in words, with the exit code, and the rest still read."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

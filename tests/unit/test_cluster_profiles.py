@@ -1,7 +1,5 @@
 """Profiles of clusters: specs of their own, and another spec's cluster."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 """All ranks call their collectives in one order, whatever part of the model a rank's batch uses. One process, torch's
 fake group."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which sizes must agree between ranks, and how calls of several ranks are compared."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The judgement of a comparison, apart from running one: gates, ranges, conclusions, loads, output."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

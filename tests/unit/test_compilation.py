@@ -1,7 +1,5 @@
 """What `model.compile: auto` means: the measured gain, the length of the run, and what it leaves alone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

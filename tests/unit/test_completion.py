@@ -1,7 +1,5 @@
 """Completion in the shell: the real function in bash, and the keys and values that it offers."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

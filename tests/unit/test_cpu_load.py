@@ -1,7 +1,5 @@
 """What is read of the kernel, and who used the cores: other processes, a hypervisor, a quota, or the ranks."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

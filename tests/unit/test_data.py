@@ -1,7 +1,5 @@
 """Rows to sequences: sources, what users' files look like, templates, masks, packing, order, and the built-in sets."""
 
-from __future__ import annotations
-
 import copy
 import csv
 import hashlib

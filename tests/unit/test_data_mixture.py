@@ -1,7 +1,5 @@
 """Mixtures: what an epoch is, that it is the same every time, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """`allranks data`, and what `plan` and `run` find of small files before anything is launched."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """DeepSpeed's JSON and TrainingArguments against the spec: filled in, checked, and refused by name, without torch."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Whatever is given, it is said what could not be read, the rest is read, and nothing raises."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Every entry of the catalogue is found by its own example, and by no near miss; patterns and anchors hold together."""
 
-from __future__ import annotations
-
 import csv
 import re
 from pathlib import Path

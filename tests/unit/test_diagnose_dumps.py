@@ -1,7 +1,5 @@
 """Dumps of hung jobs: py-spy and faulthandler stacks, flight recorders, whose pickles are never executed."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """How a log ends, and its verdict: failures need no class, survived ones are remarks, and health needs evidence."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Whose line it is, who ended first, what only echoes, and what of a run's folder is read."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Causes are told from echoes, the first from the later, one kind of timeout from another."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Lines: emitter, severity, prefixes; messages that were wrapped or are structured; families of exceptions."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

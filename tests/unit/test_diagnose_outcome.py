@@ -1,8 +1,6 @@
 """The run's own outcome is the first evidence of its diagnosis, and what allranks wrote is not read as a library's
 message."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

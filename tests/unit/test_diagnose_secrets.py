@@ -1,7 +1,5 @@
 """Secrets in logs never reach a report, whatever their form and wherever they stand; what is no secret stays."""
 
-from __future__ import annotations
-
 import string
 from functools import cache
 from pathlib import Path

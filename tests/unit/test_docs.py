@@ -1,7 +1,5 @@
 """Documentation that can be checked is checked."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import json

@@ -1,7 +1,5 @@
 """When the held-out loss ends a training, which checkpoint is the best, and what the spec must say for it."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The wall time of a run over its attempts, against parts computed by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

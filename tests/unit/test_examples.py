@@ -1,7 +1,5 @@
 """The examples that come with the package: listed, copied, and planned in an empty folder, also from a wheel."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What the ranks got: read from NCCL's lines and from real connections, and held against what was expected."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

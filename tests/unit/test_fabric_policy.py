@@ -1,7 +1,5 @@
 """The environment policy: what follows from what the nodes have, and what does not."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

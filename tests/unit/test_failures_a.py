@@ -1,7 +1,5 @@
 """Failures 1 to 20 of the field notes: what is injected without ranks, and what no other test shows."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """Failures 21 to 40 that need neither ranks nor nodes, or GPUs that are not here: those are replayed from the lines
 that they leave."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The table of the forty failures: pages with their parts, tests that exist, an index that is up to date."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """What an OSError becomes, files under a umask, and outputs that nobody reads."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pty

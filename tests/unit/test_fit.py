@@ -1,7 +1,5 @@
 """The estimate: its arithmetic against formulas and published figures, laws, verdicts, refusals, and its verbs."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from pathlib import Path

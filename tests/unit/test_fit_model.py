@@ -1,7 +1,5 @@
 """The estimate's shapes and activations against transformers' models, PEFT's adapters and autograd's saved tensors."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

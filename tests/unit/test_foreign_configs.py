@@ -1,7 +1,5 @@
 """`allranks init --from`: what a configuration of another tool says in a spec, and that none of its lines is lost."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How prompts of a user become those of a run's template, and which runs and prompts are refused."""
 
-from __future__ import annotations
-
 import io
 import sys
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Which GPU a rank gets, or why it gets none: NVIDIA, MIG, AMD, a build of torch for another device. No GPU is
 needed."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import threading

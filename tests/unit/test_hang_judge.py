@@ -1,7 +1,5 @@
 """Which rank a hang is attributed to, by each kind of evidence; and when it is better to name nobody."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The loss in parts equals the loss of all logits, in value and gradients, for every kind of output projection."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The heartbeat thread survives its own failures, reports them on the page alone, and is no part of the rank's log."""
 
-from __future__ import annotations
-
 import mmap
 import subprocess
 import sys

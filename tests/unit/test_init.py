@@ -1,7 +1,5 @@
 """`allranks init`: options, questions in a real terminal, refusals; each key that it writes or proposes is valid."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """The logs of a job are those that Slurm names: scontrol's record, else sacct's, else what sbatch's options imply."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 # ruff: noqa: E501 - a row of the table is a line
 """Mistakes that are known before anything is started, and are refused then, without a run folder."""
 
-from __future__ import annotations
-
 import http.server
 import importlib.util
 import json

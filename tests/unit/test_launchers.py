@@ -1,7 +1,5 @@
 """The list of launchers, who may know their names, and what `allranks plan` loads of them."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

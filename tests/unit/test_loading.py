@@ -1,7 +1,5 @@
 """What is refused of weight files before and while they are read, ranges, checksums, and models without memory."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

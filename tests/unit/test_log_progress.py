@@ -1,8 +1,6 @@
 """What is read in the output of a user's own program: lines as the libraries print them, and lines that nobody should
 print."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

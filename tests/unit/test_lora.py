@@ -1,7 +1,5 @@
 """LoRA computed for all layers of one input, and for the tokens of each expert: equal to PEFT, nothing wide is kept."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """When a rank samples its CPU time and links, and what the samples leave out."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Perceptrons on noise: the notes' counts to the last parameter, the loss, the rows, and what is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

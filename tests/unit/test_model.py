@@ -1,7 +1,5 @@
 """Models, adapters, dropout, losses and checkpoints in one process, with real transformers and PEFT."""
 
-from __future__ import annotations
-
 import copy
 import random
 from dataclasses import replace

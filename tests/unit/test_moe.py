@@ -1,7 +1,5 @@
 """Mixtures of experts in one process: routers in float32, adapters on experts, and who got how many tokens."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Suggestions for misspelt names: one wording, made in one place."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from allranks.utils.text import did_you_mean, nearest_file_hint, nearest_name, suggest

@@ -1,7 +1,5 @@
 """Messages to a webhook: what they hold, who may get them, and that none of them ends a run."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """With ``offload: optimizer`` gradients go to the host and new weights come back; the host keeps its copy of the
 weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

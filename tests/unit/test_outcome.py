@@ -1,7 +1,5 @@
 """The verdict on an attempt from what is in the run folder and what the agents reported; and which rank is named."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

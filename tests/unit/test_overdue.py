@@ -1,8 +1,6 @@
 """A job that Slurm holds although its run folder says that it is over: what is to be seen, and when it is acted
 upon."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Iterator

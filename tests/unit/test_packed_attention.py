@@ -1,7 +1,5 @@
 """Packed rows give what single rows give, and attention in blocks what torch gives; no tensor grows with the square."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Objects of other libraries are changed in one module, by versions that the tests have run with."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The plan is a pure function of spec and facts: ranks, device, variables, batch, and what of it is secret."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

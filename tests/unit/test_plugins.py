@@ -1,7 +1,5 @@
 """Strategies and launchers of installed packages: found by their entry point, used as built-in ones, in nobody's way."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

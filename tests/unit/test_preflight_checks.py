@@ -1,7 +1,5 @@
 """Each check names the node that is wrong, and only that one, with what to do; the network that all nodes are on."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

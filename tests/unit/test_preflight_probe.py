@@ -1,7 +1,5 @@
 """The programs that run on nodes, run here: alone, with what hangs, against each other; which node is at fault."""
 
-from __future__ import annotations
-
 import ast
 import base64
 import json

@@ -1,7 +1,5 @@
 """Imports of a user's own program, found without executing it; names of the hub that nodes must have."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The profiler's window: what it records, what it costs outside, and that its failures harm nobody."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import subprocess

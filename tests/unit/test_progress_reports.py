@@ -1,7 +1,5 @@
 """``allranks.report``: what it records, what it refuses to record, and that it ends and costs nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """``cluster.python`` under every launcher, and what `plan` says of one that is missing. Real programs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import venv

@@ -1,8 +1,6 @@
 """The processes of ranks: how their ends are recorded, when they are signalled, what is left of them, what the guard
 ends once the agent was killed; and what the log, the events and the page of a rank say of its end. Real processes."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import signal

@@ -1,7 +1,5 @@
 """The rows, rates and models that a comparison's reference computes for itself are those of the package's own code."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

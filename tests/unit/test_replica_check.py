@@ -1,7 +1,5 @@
 """Which ranks hold the same weights, and which of them is named where they differ."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

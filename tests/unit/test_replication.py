@@ -1,7 +1,5 @@
 """FSDP2 with copies of the weights on every node: when it is chosen, what the plan says, and what it costs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The run report page: what it shows, that it never fails, and that nothing in a run can break or misuse it."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

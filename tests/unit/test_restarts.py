@@ -1,7 +1,5 @@
 """What follows a failed attempt, by its cause."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

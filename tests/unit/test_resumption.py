@@ -1,7 +1,5 @@
 """What a resume may change, and what it keeps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Runs side by side: equal points, differences with what they change, and the page."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What `report` and `runs` say of a run that nobody follows any more."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

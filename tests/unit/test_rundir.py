@@ -1,7 +1,5 @@
 """Runs are never overwritten, are found by name, and files are written whole."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """When a checkpoint is saved that no number of steps decides, and which intervals a spec can give."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """When a user's own program hangs: the rules on samples of its ranks, with a clock set by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from allranks.launch.monitor.hang_rules import due_alarm

@@ -1,7 +1,5 @@
 """The field notes' jobs as specs: each says what its notes say, can be planned anywhere, and has a twin."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """The display of a run: whatever events hold, it shows what it can, and it never ends the run."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """Links are called slow or lossy on the kernel's evidence alone, never because a receiver or a whole network is
 slow."""
 
-from __future__ import annotations
-
 import math
 import socket
 import struct

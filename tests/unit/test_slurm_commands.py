@@ -3,8 +3,6 @@
 `slurm_answers` holds answers as 21.08 to 25.05 print them; stubs stand in for the commands, which the box has.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,8 +1,6 @@
 """The file by which Slurm's clients find a cluster in a box: when it counts, which of several is meant, how it is
 entered."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

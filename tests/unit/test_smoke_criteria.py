@@ -1,8 +1,6 @@
 """Every criterion of every test of the ladder: ticked off on made-up records of a good run, red once these say otherwise.
 `tests/dist/test_smoke.py` judges the records of real runs."""
 
-from __future__ import annotations
-
 import copy
 import io
 import json

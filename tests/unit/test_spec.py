@@ -1,7 +1,5 @@
 """The spec: what is refused, how it is said, and that the schema says the same."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a thread is doing, by the frames of its stack; what the log of a rank says of an abort, and who killed it."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from pathlib import Path

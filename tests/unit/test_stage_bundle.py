@@ -1,7 +1,5 @@
 """Bundles: what is in them, built once, what nodes are told to use, and archives that come back as they were."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

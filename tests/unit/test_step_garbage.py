@@ -1,7 +1,5 @@
 """Python's garbage is collected at chosen steps, and between them only during callbacks."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 

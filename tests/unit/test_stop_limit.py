@@ -1,7 +1,5 @@
 """How long ranks that were asked to stop may take: from the events of a run."""
 
-from __future__ import annotations
-
 import time
 from contextlib import nullcontext
 from pathlib import Path

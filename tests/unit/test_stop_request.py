@@ -1,7 +1,5 @@
 """A request to stop that arrives while another one is handled: in the same thread, at any line of the handler."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """A rank that is steadily slow is named; noise, a single slow step and work that does not matter are not."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

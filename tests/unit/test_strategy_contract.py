@@ -1,7 +1,5 @@
 """Strategies implement one contract, and nothing reads a member of a strategy that the contract does not declare."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any, get_type_hints
 

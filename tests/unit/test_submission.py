@@ -1,7 +1,5 @@
 """The copy of a user's batch script: one line behind the directives, and lint that knows the options of the command."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

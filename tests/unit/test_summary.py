@@ -1,7 +1,5 @@
 """Numbers of metrics.json from events whose answer is known, and who is blamed for a failure."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

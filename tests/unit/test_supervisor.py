@@ -1,7 +1,5 @@
 """What a run's supervisor decides from the reports of its agents. Pure: a clock of its own, no sockets."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """Points of a sweep, what ends one early, and how they are ranked. Runs of ranks are in tests/dist/test_sweep.py."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

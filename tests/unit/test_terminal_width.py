@@ -1,7 +1,5 @@
 """What verbs show in terminals of 160 to 40 columns: real pseudo-terminals, whole numbers and times, a whole bar."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import json

@@ -1,7 +1,5 @@
 """Finding a box, and what the command line says where there is none or where it cannot be."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat

@@ -1,8 +1,6 @@
 # ruff: noqa: S108 - a folder name, nothing is made in it
 """Planning a box: addresses, names, and refusals that say what to do."""
 
-from __future__ import annotations
-
 from ipaddress import IPv4Network
 from typing import Any
 

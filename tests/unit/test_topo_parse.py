@@ -1,7 +1,5 @@
 """Every form of the matrix is read and drawn; a damaged one is refused with its line; the verb and bad input."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Reading a piece at a time, and damage: figures that add up or a plain refusal, never another error."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Which files belong together."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

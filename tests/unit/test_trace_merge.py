@@ -1,7 +1,5 @@
 """The merged trace: every event of every rank, on one clock, none mistaken for another rank's."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import tracemalloc

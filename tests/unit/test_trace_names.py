@@ -1,7 +1,5 @@
 """What names tell, and arithmetic on spans of time."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

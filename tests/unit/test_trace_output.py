@@ -1,7 +1,5 @@
 """What is made of a report: tables on the terminal, CSV files read back as another program would, two runs compared."""
 
-from __future__ import annotations
-
 import csv
 import io
 import subprocess

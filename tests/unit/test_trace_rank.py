@@ -1,7 +1,5 @@
 """Small traces whose figures can be read off by eye, of one rank and of several."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The real traces beside the project, against a plain computation that shares nothing with the analysis."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

@@ -1,7 +1,5 @@
 """The analysis against traces whose answer is known by construction, which `tests.tracegen` makes."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory

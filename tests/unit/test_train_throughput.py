@@ -1,7 +1,5 @@
 """The comparison of training throughput with the peers: order, pairs, goals, isolated rows and the floor of a step."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

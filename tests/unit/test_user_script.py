@@ -1,7 +1,5 @@
 """What happens to a user's own program at its end, in a process of its own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The live view: its state from events, and the page that only this machine gets, with the token."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Matrices as drivers of several years print them. What machines these are does not matter; the forms do."""
 
-from __future__ import annotations
-
 SEED_L4 = """\
         GPU0    GPU1    NIC0    NIC1    NIC2    CPU Affinity    NUMA Affinity
 GPU0     X      SYS     SYS     SYS     NODE    0-31,64-95      0

@@ -1,7 +1,5 @@
 """Small traces written by hand, as the profiler writes them: spans in microseconds."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path
