@@ -261,7 +261,7 @@ def test_evidence_of_a_node_that_the_driver_does_not_reach_is_taken_from_the_run
         ({}, [("behind", 2, 102)], ([2], "NCCL RAS: text")),
         ({}, [("uneven", 0, 100), ("missing", 5, 101)], ([1], "NCCL RAS: text")),  # a rank of another communicator
         ({}, [("behind", 2, 992)], ([], None)),  # another job's
-        ({}, [("even", 0, 100), ("missing", 1, 992)], ([], "NCCL RAS: text")),  # a process that is no rank
+        ({}, [("uneven", 0, 100), ("missing", 1, 992)], ([], "NCCL RAS: text")),  # a process that is no rank
         ({}, [("behind", 0, 100), ("behind", 1, 101)], ([0], "NCCL RAS: text")),
         (BEHIND, [("missing", 1, 101)], ([1], "NCCL RAS names it, too")),
     ],
@@ -269,7 +269,7 @@ def test_evidence_of_a_node_that_the_driver_does_not_reach_is_taken_from_the_run
 def test_ras_supports_the_verdict_or_decides_where_nothing_else_does(
     evidence: Evidence, findings: list[tuple[str, int, int]], expected: tuple[list[int], str | None]
 ) -> None:
-    ras = [RasFinding(kind=kind, text="text", size=9, ranks=[RasRank(r, pid)]) for kind, r, pid in findings]
+    ras = [RasFinding(kind=kind, text="text", ranks=[RasRank(r, pid)]) for kind, r, pid in findings]
     inside = {"calls": []} if not evidence else INSIDE
     report = verdict(
         nodes=[on_node(0, rank(0, **inside), ras=ras), on_node(1, rank(1, **{**inside, **evidence}), rank(2, **inside))]

@@ -1,5 +1,4 @@
-"""Read the reports of NCCL's RAS subsystem (NCCL 2.24 and later): the text of ``ncclras``, and its JSON (2.28.7 and
-later).
+"""Read the reports of NCCL's RAS subsystem (NCCL 2.24 and later), as ``ncclras`` prints them.
 
 Forms: docs/userguide/source/troubleshooting/ras.rst and src/ras/client_support.cc of NCCL 2.30. Not run on GPUs.
 """
@@ -9,7 +8,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 MAX_BYTES = 16 << 20
@@ -38,15 +36,13 @@ class RasRank(Struct, frozen=True):
 class RasFinding(Struct, frozen=True, kw_only=True):
     """What RAS reports about a communicator or a process.
 
-    ``kind``: dead or missing (no answer), behind (fewer operations launched than the others), uneven (other numbers
-    that differ), or even (all ranks have launched the same). ``apart``: the difference in operations. ``largest``: no
-    other communicator has more ranks.
+    ``kind``: dead or missing (no answer), behind (fewer operations launched than the others), or uneven (other numbers
+    that differ). ``apart``: the difference in operations. ``largest``: no other communicator has more ranks.
     """
 
     kind: str
     text: str
     communicator: str = ""
-    size: int | None = None
     largest: bool = False
     ranks: list[RasRank] = []
     apart: int = 0
@@ -56,18 +52,8 @@ class RasFinding(Struct, frozen=True, kw_only=True):
 Counts = dict[int, tuple[int, list[RasRank]]]  # by number of operations: how many ranks, and those that are named
 
 
-def is_ras_json(head: bytes) -> bool:
-    """Return whether a file starts as the JSON of ``ncclras``."""
-    return head.lstrip().startswith(b"{") and all(key in head for key in (b'"nccl_version"', b'"communicators_count"'))
-
-
 def read_ras(text: str) -> list[list[RasFinding]]:
-    """Return the findings of each report in a text, in order; nothing of one that is damaged."""
-    if is_ras_json(text[:4096].encode()):
-        try:
-            return [_read_json(msgspec.json.decode(text))]
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-            return []
+    """Return the findings of each report in a text, in order."""
     return [_read_text(lines, number) for number, lines in report_lines(text)]
 
 
@@ -88,13 +74,14 @@ def _read_text(lines: list[str], first: int) -> list[RasFinding]:
             sizes[row[1]] = int(row[2])
         if block := _BLOCK.fullmatch(line):
             end = next((i for i in range(number + 1, len(lines)) if not lines[i].startswith("  ")), len(lines))
-            place = {"communicator": block[2] or "", "size": (size := sizes.get(block[1])), "line": first + number}
-            place["largest"] = size is not None and size == max(sizes.values())
-            found += _read_block(block[3], lines[number + 1 : end], place)
+            size = sizes.get(block[1], 0)
+            largest = size == max(sizes.values(), default=-1)
+            place = {"communicator": block[2] or "", "largest": largest, "line": first + number}
+            found += _read_block(block[3], lines[number + 1 : end], size, place)
     return found
 
 
-def _read_block(kind: str, body: list[str], place: dict[str, Any]) -> list[RasFinding]:
+def _read_block(kind: str, body: list[str], size: int, place: dict[str, Any]) -> list[RasFinding]:
     named, operations = list[RasRank](), dict[str, Counts]()
     counts, latest = Counts(), 0
     for line in body:
@@ -110,19 +97,18 @@ def _read_block(kind: str, body: list[str], place: dict[str, Any]) -> list[RasFi
             many, ranks = counts.get(latest, (0, []))
             counts[latest] = many + bool(match["own"]), [*ranks, named[-1]]
     if kind == "MISMATCH":
-        return [found for operation, counts in operations.items() for found in _compare(operation, counts, place)]
+        return [found for operation, counts in operations.items() for found in _compare(operation, counts, size, place)]
     text = f"{body[0].strip() if body else kind}{_of(place)}{_names(named)}"
     return [RasFinding(kind="dead" if kind == "DEAD" else "missing", ranks=named, text=text, **place)]
 
 
-def _compare(operation: str, counts: Counts, place: dict[str, Any]) -> list[RasFinding]:
+def _compare(operation: str, counts: Counts, size: int, place: dict[str, Any]) -> list[RasFinding]:
     """Return what different numbers of one operation mean: fewer than half of the ranks behind are named as such."""
     if len(counts) < 2:
         return []
     most, least = max(counts), min(counts)
     behind = [rank for count, (_, named) in counts.items() if count < most for rank in named]
     many = sum(number for count, (number, _) in counts.items() if count < most)
-    size = place["size"] or sum(number for number, _ in counts.values())
     if many * 2 < size and len(behind) == many:
         text = (
             f"{many} of {size} ranks{_of(place)} launched up to {operation}{least}, the others {most}{_names(behind)}"
@@ -145,34 +131,3 @@ def _names(ranks: list[RasRank]) -> str:
 
 def _of(place: dict[str, Any]) -> str:
     return f" of communicator {place['communicator']}" if place["communicator"] else ""
-
-
-def _read_json(report: dict[str, Any]) -> list[RasFinding]:
-    found: list[RasFinding] = []
-    for comm in report["communicators"]:
-        place = {"communicator": str(comm["hash"]).removeprefix("0x")[:20], "size": int(comm["size"])}
-        place["largest"] = place["size"] == max(int(other["size"]) for other in report["communicators"])
-        absent = [(_json_rank(r), r["status"]) for r in comm["missing_ranks"] if r["status"]["unresponsive"]]
-        dead = [rank for rank, status in absent if status["considered_dead"]]
-        before = len(found)
-        for kind, ranks in (("dead", dead), ("missing", [rank for rank, _ in absent if rank not in dead])):
-            state = "are dead" if kind == "dead" else "do not answer"
-            text = f"{len(ranks)} of {place['size']} ranks{_of(place)} {state}{_names(ranks)}"
-            found += [RasFinding(kind=kind, ranks=ranks, text=text, **place)] * bool(ranks)
-        present = [(_json_rank(r), r["collective_counts"]) for r in comm["ranks"]]
-        for operation in present[0][1] if present else ():
-            counts: Counts = {}
-            for rank, own in present:
-                many, named = counts.get(int(own[operation]), (0, []))
-                counts[int(own[operation])] = many + 1, [*named, rank]
-            largest = max(number for number, _ in counts.values())
-            outliers = {count: (n, named if n < largest else []) for count, (n, named) in counts.items()}
-            found += _compare(f"{operation} ", outliers, place)
-        if present and before == len(found):
-            text = f"{len(present)} ranks{_of(place)} have launched equal numbers of operations"
-            found.append(RasFinding(kind="even", ranks=[rank for rank, _ in present], text=text, **place))
-    return found
-
-
-def _json_rank(rank: dict[str, Any]) -> RasRank:
-    return RasRank(int(rank["rank"]), int(rank["pid"]), str(rank["host"])[:200])

@@ -11,7 +11,7 @@ from allranks.analysis.diagnose.logs import LogFile, UnreadableLog, read_blocks
 from allranks.analysis.diagnose.records import EMPTY_FILE, FileScan, LogSignal
 from allranks.analysis.diagnose.scanner import Scanner
 from allranks.analysis.flight_recorder import HEAD, is_flight_record, read_flight_record
-from allranks.analysis.nccl_ras import TABLE, is_ras_json, read_ras, report_lines
+from allranks.analysis.nccl_ras import TABLE, read_ras, report_lines
 from allranks.utils.inputs import open_regular, read_regular
 from allranks.utils.machine import usable_cpus
 from allranks.utils.workers import map_in_processes
@@ -135,7 +135,7 @@ def _scan_one(scanner: Scanner, number: int, source: LogFile) -> FileScan:
     if not scan.bytes_read and not problems and not source.path.name.endswith(AGENT_LOG_SUFFIX):
         problems.append(EMPTY_FILE)
     scan.problems = problems
-    if TABLE.encode() in head or is_ras_json(head):
+    if TABLE.encode() in head:
         text = read_regular(source.path).decode(errors="replace")
         reports = {first + n for first, lines in report_lines(text) for n in range(len(lines))}
         scan.ras = read_ras(text)  # its headings, such as TIMEOUT, are not messages of other programs

@@ -238,6 +238,8 @@ class Scanner:
                 state.start_again()
             elif meaning.owner in ("frame", "stack"):
                 state.frame(line, number, meaning.groups, where)
+            elif meaning.owner == "dump_head":  # of torch's debug server
+                state.dump_of = int(meaning.groups["rank"]), meaning.groups["host"]
             elif meaning.owner == "stack_head":
                 state.stack(line, number)
             else:
@@ -295,6 +297,7 @@ class _FileState:
         self._ranks: set[int] = set()
         self._pids: dict[int, int] = {}
         self._in_stack = 0
+        self.dump_of: tuple[int | None, str | None] = None, None
         self.joined = 0
         self.ignored_from = -IGNORED_LINES - 1
         self._untyped = 0
@@ -428,7 +431,8 @@ class _FileState:
     def stack(self, line: LogLine, number: int) -> None:
         """Start a thread of a stack dump; the following lines are its frames."""
         if len(self.out.stacks) < STACKS:
-            self.out.stacks.append(ThreadStack(number, line.text[:200], line.rank, line.host))
+            rank, host = self.dump_of if line.rank is None else (line.rank, line.host)
+            self.out.stacks.append(ThreadStack(number, line.text[:200], rank, host or line.host))
             self._in_stack = number
 
     def keep(self, meaning: Meaning, line: LogLine, raw: str, where: tuple[list[bytes], int], number: int) -> None:

@@ -61,9 +61,8 @@ MAX_CALLS = 60
 CONNECT_TIMEOUT_S = 2.0
 RAS_NODES = 2  # that ask: each gets a report on the whole job, and one of them may be the node that hangs
 RAS_ANSWER_S = 6.0  # RAS itself waits for other processes, here for 2 s at each level of its tree
-RAS_REQUEST = b"client protocol 2\ntimeout 2\nset format json\nverbose status\n"
+RAS_REQUEST = b"timeout 2\nverbose status\n"
 MAX_RAS_FINDINGS = 64
-MAX_RAS_RANKS = 16
 
 
 def ras_address(device: str, node: int) -> tuple[str, int] | None:
@@ -89,9 +88,7 @@ def ask_ras(address: tuple[str, int]) -> str:
                 size += len(data)
     except OSError:
         pass
-    lines = b"".join(parts).decode(errors="replace").splitlines(keepends=True)
-    heads = [i for i, line in enumerate(lines[:4]) if line.startswith(("SERVER PROTOCOL", "OK", "ERROR: "))]
-    return "".join(lines[heads[-1] + 1 if heads else 0 :])
+    return b"".join(parts).decode(errors="replace").removeprefix("OK\n")
 
 
 class EvidenceCollector:
@@ -209,7 +206,7 @@ class EvidenceCollector:
         return [call.without_stack() for call in calls[-MAX_CALLS:]], ""
 
     def _ras_findings(self, text: str) -> list[RasFinding]:
-        """Save RAS's report, and return what it says; of each finding some ranks, which suffice to see whose it is."""
+        """Save RAS's report, and return what it says."""
         if text.strip():
             path = self._run.hang_ras(self._attempt, self._node)
             try:
@@ -217,11 +214,7 @@ class EvidenceCollector:
                 write_text_atomic(path, redact(text))
             except OSError as error:
                 logging.warning("%s cannot be written: %s", path, error.strerror)
-        latest = next(reversed(read_ras(text)), [])
-        return [
-            msgspec.structs.replace(finding, ranks=finding.ranks[:MAX_RAS_RANKS])
-            for finding in latest[:MAX_RAS_FINDINGS]
-        ]
+        return next(reversed(read_ras(text)), [])[:MAX_RAS_FINDINGS]
 
     def _meets(self) -> bool | None:
         if self._meeting is None:

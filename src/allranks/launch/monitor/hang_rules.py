@@ -69,13 +69,8 @@ class HangEvidence:
         for rank in self.ranks.values():
             by_pid.setdefault(rank.pid, []).append(rank.rank)
         report = next((n.ras for n in self.nodes if any(r.pid in by_pid for f in n.ras for r in f.ranks)), [])
-
-        def rank_of(finding: RasFinding, rank: int | None, pid: int | None) -> int | None:
-            if len(joined := by_pid.get(pid, [])) == 1:
-                return joined[0]
-            return rank if pid is None and finding.size == len(self.hosts) and rank in self.hosts else None
-
-        return [(f, sorted({own for r in f.ranks if (own := rank_of(f, r.rank, r.pid)) is not None})) for f in report]
+        joined = [(f, [by_pid.get(r.pid, []) for r in f.ranks]) for f in report]
+        return [(f, sorted({own[0] for own in found if len(own) == 1})) for f, found in joined]
 
     def stalled(self, rank: int, why: str) -> StalledRank:
         """Return the stalled rank with its position."""

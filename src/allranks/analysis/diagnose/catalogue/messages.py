@@ -24,6 +24,7 @@ _FACTS: dict[str, str | tuple[Pattern, ...]] = {
     ),
     "fr_frame": r"^#\d+ (?P<function>\S+) from (?P<path>\S+):\d+",
     "stack_head": THREAD_LINE,
+    "dump_head": r"^=== Rank (?P<rank>\d{1,6}): https?://(?P<host>[\w.-]+):\d+/handler/dump_traceback",
     "exception": certain(
         Pattern(
             r"^\s*(?:[\w.-]+(?:\[\d+\])?: )?(?:[\w<>]+\.)*(?P<type>(?:\w+(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Expired|NotFound|Refused|Abort)|Exception|(?<=\.exc\.)[A-Z]\w+|(?<=\.errors\.)[A-Z]\w+|(?<=\.exceptions\.)[A-Z]\w+))(?:\((?P<inner>\w+)\))?(?:: (?P<message>.*))?\s*$",
