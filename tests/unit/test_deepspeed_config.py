@@ -1,6 +1,8 @@
 """DeepSpeed's JSON and TrainingArguments against the spec: filled in, checked, and refused by name, without torch."""
 
 import json
+import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from allranks.planning.planner import make_plan
 from allranks.spec import load_spec, parse_spec, spec_to_yaml
 from allranks.spec.loader import parse_yaml
 from allranks.spec.records import TrainSpec
-from allranks.spec.strategies.deepspeed_zero import DeepSpeedExpectations, complete_config, without_auto
+from allranks.spec.strategies.deepspeed_zero import KNOWN_IN_ZERO, DeepSpeedExpectations, complete_config, without_auto
 from allranks.spec.strategies.hf_trainer import FREE, TrainerExpectations, complete_arguments
 from allranks.utils.machine import MachineFacts
 
@@ -67,12 +69,23 @@ def test_auto_is_filled_in_wherever_it_stands() -> None:
         ({"scheduler": {"type": "WarmupLR"}}, ["scheduler cannot be used", "train.schedule"]),
         ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, ["zero_optimization.offload_optimizer"]),
         ({"zero_optimisation": {"stage": 2}}, ["would ignore the key 'zero_optimisation'", "zero_optimization"]),
+        ({"zero_optimization": {"overlap_com": True}}, ["refuses the key 'overlap_com'", "'overlap_comm'"]),
         ({"bf16": True}, ["bf16 is true", "JSON object"]),
     ],
 )
 def test_a_contradiction_names_the_key_and_both_values(config: dict[str, Any], words: list[str]) -> None:
     said = problem(config)
     assert all(word in said for word in words), said
+
+
+def test_keys_of_the_installed_deepspeed_and_of_unknown_versions_pass() -> None:
+    package = find_spec("deepspeed")
+    if package and package.origin:
+        text = (
+            (Path(package.origin).parent / "runtime/zero/config.py").read_text().split("class DeepSpeedZeroConfig")[-1]
+        )
+        assert set(re.findall(r"(?:^    (?=\w+: )|alias=\")(\w+)", text, re.MULTILINE)) <= set(KNOWN_IN_ZERO)
+    complete_config({"zero_optimization": {"of_a_later_version": 1}}, ASKED, "x")
 
 
 def test_float32_refuses_bf16_and_a_cpu_refuses_what_would_be_compiled() -> None:

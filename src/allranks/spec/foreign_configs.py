@@ -20,10 +20,10 @@ import yaml
 
 from allranks.errors import RequestError, SpecError
 from allranks.spec.examples import COMMENT_COLUMN, run_name, scalar
-from allranks.spec.loader import parse_spec, parse_yaml, parse_yaml_nodes
-from allranks.utils.inputs import FileTooLarge, read_input
+from allranks.spec.loader import parse_spec, parse_yaml, parse_yaml_nodes, why_unreadable
+from allranks.utils.inputs import read_input
 from allranks.utils.redaction import holds_secret, redact
-from allranks.utils.text import nearest_file_hint, printable
+from allranks.utils.text import printable
 
 MAX_BYTES = 1_000_000
 MAX_VALUE = 60  # characters of a value in a comment
@@ -120,14 +120,8 @@ def read_foreign(path: Path) -> Conversion:
     where = printable(str(path))
     try:
         text = read_input(path, MAX_BYTES).decode("utf-8-sig")
-    except FileNotFoundError:
-        raise RequestError(f"--from {where}: there is no such file{nearest_file_hint(path)}") from None
-    except FileTooLarge:
-        raise RequestError(f"--from {where}: larger than {MAX_BYTES} bytes; this is not a configuration") from None
-    except UnicodeDecodeError:
-        raise RequestError(f"--from {where}: this is not a UTF-8 text file") from None
-    except OSError as error:
-        raise RequestError(f"--from {where}: cannot be read: {error.strerror}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"--from {where}: {why_unreadable(error, path, MAX_BYTES, 'a configuration')}") from None
     return convert(text, where)
 
 

@@ -208,16 +208,23 @@ def _read(path: Path, *, named: bool = False) -> str:
     read = read_input if named and not is_stdin(path) else read_regular
     try:
         return read(path, MAX_SPEC_BYTES).decode("utf-8")
-    except FileTooLarge:
-        raise SpecError(f"{path}: larger than {MAX_SPEC_BYTES} bytes; this is not a spec") from None
-    except FileNotFoundError:
-        raise SpecError(f"{path}: there is no such file{nearest_file_hint(path)}") from None
-    except IsADirectoryError:
-        raise SpecError(f"{path}: expected a spec file, found a folder") from None
-    except UnicodeDecodeError:
-        raise SpecError(f"{path}: this is not a UTF-8 text file") from None
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: {why_unreadable(error, path, MAX_SPEC_BYTES, 'a spec')}") from None
+
+
+def why_unreadable(error: OSError | UnicodeDecodeError, path: Path, limit: int, what: str) -> str:
+    """Return why a file that a user named as `what` could not be read as text."""
+    match error:
+        case FileTooLarge():
+            return f"larger than {limit} bytes; this is not {what}"
+        case FileNotFoundError():
+            return f"there is no such file{nearest_file_hint(path)}"
+        case IsADirectoryError():
+            return f"expected {what} file, found a folder"
+        case UnicodeDecodeError():
+            return "this is not a UTF-8 text file"
+        case _:
+            return f"cannot be read: {error.strerror}"
 
 
 def parse_spec(raw: Any, sets: typing.Sequence[str] = (), where: str = "spec") -> RunSpec:

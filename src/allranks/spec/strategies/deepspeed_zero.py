@@ -48,6 +48,7 @@ UNSUPPORTED = ENGINE_SETTINGS["deepspeed_unsupported"]
 UNSUPPORTED_IN_ZERO = ENGINE_SETTINGS["deepspeed_unsupported_in_zero"]
 UNSUPPORTED_OPTIMIZERS = ("OneBitAdam", "OneBitLamb", "ZeroOneAdam", "Muon")
 KNOWN = (*UNSUPPORTED, *ENGINE_SETTINGS["deepspeed_supported"])
+KNOWN_IN_ZERO = (*UNSUPPORTED_IN_ZERO, *ENGINE_SETTINGS["deepspeed_supported_in_zero"])
 
 
 class DeepSpeedExpectations(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,6 +178,9 @@ def _unsupported(config: Json) -> Iterator[str]:
     for name in config:
         if name not in KNOWN and (hint := did_you_mean(name, KNOWN, 0.8)):
             yield f"DeepSpeed would ignore the key {name!r}{hint}"
+    for name in zero:  # other versions may have other keys: only what is nearly one of these is refused here
+        if name not in KNOWN_IN_ZERO and (hint := did_you_mean(name, KNOWN_IN_ZERO, 0.88)):
+            yield f"DeepSpeed refuses the key {name!r} in zero_optimization{hint}"
 
 
 def _is_on(value: Any) -> bool:
