@@ -160,6 +160,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.full)
         if usual.is_docs(file, name):
             item.add_marker(pytest.mark.docs)
+        if file.startswith("dist/"):
+            item.add_marker(pytest.mark.dist)
     whole = not any("::" in word for word in config.args) and not getattr(config.option, "lf", False)
     if whole and (lost := usual.unknown(collected)):
         raise pytest.UsageError(f"tests/usual.py names tests that are not there: {', '.join(lost)}")

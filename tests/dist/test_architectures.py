@@ -8,7 +8,6 @@ from allranks.spec.models import TYPES, Architecture, packs_rows
 from tests.dist.architecture_configs import CONFIGS
 from tests.dist.harness import run_ranks
 
-pytestmark = pytest.mark.dist
 USUAL = {"qwen3_moe", "distilbert"}
 
 

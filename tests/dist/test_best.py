@@ -19,8 +19,6 @@ from allranks.train.export import load, verify_logits
 from tests.conftest import tiny_spec
 from tests.dist.harness import ALLRANKS, allranks, equal, rows_spec, train, until, weights_of
 
-pytestmark = pytest.mark.dist
-
 PATIENCE = 2
 
 

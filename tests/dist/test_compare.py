@@ -14,7 +14,6 @@ import yaml
 import allranks as package
 from tests.dist.harness import allranks
 
-pytestmark = pytest.mark.dist
 PLANTED = Path(__file__).parent / "planted"
 
 

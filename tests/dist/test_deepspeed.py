@@ -14,7 +14,7 @@ from tests.dist import harness
 from tests.dist.harness import allranks, equal, rows_spec, run_ranks, step_events, train, weights_of
 from tests.dist.plants import needs_deepspeed
 
-pytestmark = [pytest.mark.dist, needs_deepspeed]
+pytestmark = needs_deepspeed
 full = partial(pytest.param, marks=pytest.mark.full)
 STAGES = ["deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"]
 

@@ -12,7 +12,6 @@ import pytest
 from allranks.analysis.diagnose import diagnose
 from tests.conftest import REPO
 
-pytestmark = pytest.mark.dist
 PROGRAM = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tests.dist.failures_a"]
 
 

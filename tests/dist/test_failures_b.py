@@ -11,7 +11,6 @@ from allranks.rundir.files import read_json
 from tests.dist.harness import allranks, rows_spec, run_ranks, step_events, train
 from tests.dist.plants import HAVE_DEEPSPEED, needs_deepspeed
 
-pytestmark = pytest.mark.dist
 ENGINES = ["pytorch_ddp", "pytorch_zero3", "hf_trainer", *(["deepspeed_zero2"] if HAVE_DEEPSPEED else [])]
 
 

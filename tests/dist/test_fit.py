@@ -5,8 +5,6 @@ from typing import Any
 import pytest
 from benchmarks.fit import LIMIT, measure, predict, spec_of
 
-pytestmark = pytest.mark.dist
-
 SIZES = {
     "hidden_size": 320, "intermediate_size": 900, "num_hidden_layers": 4, "num_attention_heads": 5,
     "num_key_value_heads": 5, "vocab_size": 3000,

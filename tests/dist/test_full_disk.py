@@ -16,7 +16,6 @@ from tests.dist.harness import ALLRANKS, allranks, fill_disk, folders, train, un
 from tests.unit.report_runs import complete_run
 from tests.unit.trace_builder import op, step, write_ranks
 
-pytestmark = pytest.mark.dist
 MATRIX = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tNV4\t0-3\t0\nGPU1\tNV4\t X \t0-3\t0\n"
 
 

@@ -16,8 +16,6 @@ from allranks import errors
 from allranks.rundir import function_files
 from allranks.rundir.paths import RunDir
 
-pytestmark = pytest.mark.dist
-
 
 class Rebuildable(Exception):
     pass

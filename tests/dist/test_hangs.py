@@ -17,7 +17,6 @@ from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
 from tests.dist.harness import Background, rows_spec, stall_ranks, step_events, train, write_spec
 
-pytestmark = pytest.mark.dist
 WITHIN_S = 30  # promised: from the limit to the report
 
 

@@ -14,7 +14,6 @@ from allranks.rundir.paths import RunDir
 from tests.dist import harness
 from tests.dist.harness import allranks, equal, rows_spec, run_ranks, step_events, train, weights_of
 
-pytestmark = pytest.mark.dist
 HF = {"name": "hf_trainer"}
 full = partial(pytest.param, marks=pytest.mark.full)
 STEPS = {"max_steps": 4, "grad_accum": 2, "schedule": "cosine", "warmup_steps": 1}

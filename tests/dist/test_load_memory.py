@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from benchmarks.load_memory import allowed, measure, write_models
 
-pytestmark = [pytest.mark.dist, pytest.mark.full]
+pytestmark = pytest.mark.full
 
 
 def test_a_node_holds_at_most_one_copy_while_it_loads(tmp_path: Path) -> None:

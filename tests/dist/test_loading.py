@@ -17,7 +17,6 @@ from tests.dist.architecture_configs import CONFIGS
 from tests.dist.harness import rows_spec, run_ranks, step_events, train, weights_of
 from tests.dist.making import CONFIG, build_model, model_of, save_family
 
-pytestmark = pytest.mark.dist
 PARTS = ["pytorch_zero2", "pytorch_zero3", "zero3", "deepspeed_zero3"]
 WHOLE = ["pytorch_ddp", "zero2", "simple_ddp"]
 

@@ -15,10 +15,7 @@ from allranks.rundir.files import read_json
 from allranks.utils.kernel_counters import RunQueueClock
 from tests.dist.harness import rows_spec, stall_ranks, step_events, train
 
-pytestmark = [
-    pytest.mark.dist,
-    pytest.mark.skipif(not RunQueueClock().available, reason="this kernel has no /proc/<pid>/schedstat"),
-]
+pytestmark = [pytest.mark.skipif(not RunQueueClock().available, reason="this kernel has no /proc/<pid>/schedstat")]
 LIMIT_S = 150
 BUSY = f"""
 import glob, sys, time

@@ -10,7 +10,6 @@ from safetensors import safe_open
 from allranks.rundir.files import read_json
 from tests.dist.harness import rows_spec, run_ranks, shared_strategies, train
 
-pytestmark = pytest.mark.dist
 NAMES = shared_strategies()
 LIMIT = 1.25  # times plain autocast's distance
 ADAPTER_LIMIT = 2.0  # measured: 0.8 to 1.6, by chance; the loss's gradient is rounded once more before it is scaled

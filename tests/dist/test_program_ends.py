@@ -18,8 +18,6 @@ from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
 from tests.dist.harness import ALLRANKS, Background, allranks, train, until, write_spec
 
-pytestmark = pytest.mark.dist
-
 BEGIN = "import os, pathlib, signal, subprocess, sys, time\nrank = int(os.environ['RANK'])\n"
 READY = (
     "pathlib.Path(f'ready{rank}').write_text(f'{os.getpid()} ' + ' '.join(str(c.pid) for c in "

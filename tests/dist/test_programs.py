@@ -14,7 +14,6 @@ from allranks.utils.machine import oom_kills
 from tests.dist.harness import allranks, train
 from tests.dist.public_programs import NEEDS, lay_out, plant
 
-pytestmark = pytest.mark.dist
 full = partial(pytest.param, marks=pytest.mark.full)
 CGROUPS = Path("/sys/fs/cgroup/memory")
 HOG = "hog = [torch.ones(%d) for _ in range(64)]"

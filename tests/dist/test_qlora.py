@@ -17,7 +17,6 @@ from tests.dist.making import save_family
 from tests.dist.quantized import ADAPTER
 from tests.unit.test_nf4 import nearest
 
-pytestmark = pytest.mark.dist
 CONFIG = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 320,

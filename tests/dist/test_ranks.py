@@ -10,8 +10,6 @@ from tests.dist.harness import run_ranks, shared_strategies
 from tests.dist.plants import LORA_PLANTS, PLANTS
 from tests.dist.variants import FAMILIES, FSDP2, ONLY, REFUSED, REPLICATED, SLOW, SPLIT, VARIANTS
 
-pytestmark = pytest.mark.dist
-
 
 def test_proof_of_ranks_that_are_one_job(tmp_path: Path) -> None:
     results = run_ranks("proof", 2, tmp_path, fault=None)

@@ -13,7 +13,6 @@ from allranks.rundir.paths import RunDir
 from tests.dist.harness import equal, rows_spec, stall_ranks, train, until, weights_of
 from tests.dist.test_program_ends import started
 
-pytestmark = pytest.mark.dist
 SECTIONS: dict[str, Any] = {"checkpoint": {"every": 2, "mode": "full"}, "cluster": {"restarts": {"max": 3}}}
 
 

@@ -14,7 +14,7 @@ from allranks.rundir.paths import RunDir
 from tests.dist import harness
 from tests.dist.harness import Background, allranks, equal, rows_spec, step_events, train, weights_of, write_spec
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
 KINDS = ("zero3", "deepspeed_zero3")  # that save and load their state each in its own way
 full = partial(pytest.param, marks=pytest.mark.full)
 NUMBERS = ("loss", "grad_norm", "lr", "tokens", "tokens_trained")

@@ -15,8 +15,6 @@ from allranks.rundir.files import read_json
 from tests.conftest import shared, tiny_spec, write_rows
 from tests.dist.harness import allranks, rows_spec, stall_ranks, step_events, train, write_spec
 
-pytestmark = pytest.mark.dist
-
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Any:

@@ -21,8 +21,6 @@ from tests.dist.harness import (
     write_spec,
 )
 
-pytestmark = pytest.mark.dist
-
 
 def test_a_requested_checkpoint_is_full_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = rows_spec(tmp_path, train={"max_steps": 60}, checkpoint={"mode": "weights_only"})

@@ -8,7 +8,7 @@ import pytest
 
 from tests.dist.harness import end_of_ranks, run_ranks
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(420)]
+pytestmark = pytest.mark.timeout(420)
 LORA: dict[str, Any] = {"lora": True, "accum": 2}
 
 

@@ -13,7 +13,6 @@ from allranks.rundir.events import read_events
 from allranks.rundir.files import read_json
 from tests.dist.harness import allranks, free_port, stall_ranks, train
 
-pytestmark = pytest.mark.dist
 PROGRAM = """
 import os, socket, sys, threading, time
 import torch

@@ -11,7 +11,6 @@ from allranks.rundir.paths import RunDir
 from tests.conftest import REPO
 from tests.dist.harness import allranks, folders
 
-pytestmark = pytest.mark.dist
 SEEDS = REPO / "examples" / "seeds"
 
 

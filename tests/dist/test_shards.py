@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 from tests.dist.harness import run_ranks, shared_strategies
 from tests.dist.plants import needs_deepspeed
 
-pytestmark = pytest.mark.dist
 NAMES = ["pytorch_ddp", "zero2", "zero3", "pytorch_zero1", "pytorch_zero3", "hf_trainer"]
 DEEPSPEED = ["deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"]
 OTHERS = ["pytorch_ddp", "zero3", "pytorch_zero3"]

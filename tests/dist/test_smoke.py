@@ -11,7 +11,6 @@ import pytest
 from tests import sampling
 from tests.dist.harness import Background, allranks
 
-pytestmark = pytest.mark.dist
 PLANTED = Path(__file__).parent / "planted_smoke"
 
 

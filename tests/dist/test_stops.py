@@ -23,8 +23,6 @@ from tests.dist import harness
 from tests.dist.harness import Background, allranks, equal, rows_spec, step_events, train, until, weights_of, write_spec
 from tests.dist.making import CONFIG
 
-pytestmark = pytest.mark.dist
-
 
 @pytest.fixture
 def endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Background]:

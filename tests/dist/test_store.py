@@ -36,7 +36,6 @@ from allranks.utils.machine import machine_facts
 from tests.conftest import tiny_spec
 from tests.dist.harness import until
 
-pytestmark = pytest.mark.dist
 SHORT = timedelta(seconds=20)
 
 

@@ -11,8 +11,6 @@ import pytest
 
 from tests.dist.harness import ALLRANKS, Ended, allranks, free_port
 
-pytestmark = pytest.mark.dist
-
 ENVIRONMENT = """
 import json, os, sys
 print("rank", os.environ["RANK"], sys.argv[1:], flush=True)

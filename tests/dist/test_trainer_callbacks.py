@@ -13,7 +13,6 @@ from allranks.rundir.events import EventLog, read_events, reporter
 from allranks.rundir.files import read_json
 from tests.dist.harness import train
 
-pytestmark = pytest.mark.dist
 HUGGING_FACE = """
 import sys
 print("imported before the program:", [name for name in ("torch", "transformers") if name in sys.modules])
