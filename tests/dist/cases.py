@@ -228,13 +228,13 @@ def memory(world: DistContext, args: dict[str, Any]) -> Any:
 
 
 def reference_of(
-    world: DistContext, tokens: TokenSet, how: dict[str, Any]
+    world: DistContext, tokens: TokenSet, how: dict[str, Any], module: LossModel | None = None
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], list[float], list[list[float]]]:
     """One process, no strategy, no allranks loop: the weights before and after, norms and losses.
 
     The loss is scaled as DDP's mean over ranks needs it: in bfloat16 a factor that is no power of 2 rounds otherwise.
     """
-    loss_model = built(how).train()
+    loss_model = (module or built(how)).train()
     named = [(n, p) for n, p in loss_model.named_parameters() if p.requires_grad]
     start = {n: p.detach().clone() for n, p in named}
     optimizer = torch.optim.AdamW([p for _, p in named], lr=1e-2, weight_decay=0.0, fused=True)  # rounds as ours does
@@ -245,7 +245,7 @@ def reference_of(
         total = int(tokens.trained[orders[0].global_batch(step)].sum())
         for micro in range(how.get("accum", 1)):
             for order in orders:
-                batch = collate(tokens, order.micro_batches(step)[micro], 0, None)
+                batch = collate(tokens, order.micro_batches(step)[micro], 0, None).to(world.device)
                 balanced = bool(how.get("router_loss"))
                 loss, router = plain_losses(loss_model.model, batch) if balanced else (loss_model(batch), 0.0)
                 (loss * world.size / total).backward()
@@ -254,7 +254,7 @@ def reference_of(
         for _, p in named:
             if p.grad is not None:
                 p.grad.div_(world.size)
-        norms.append(float(torch.nn.utils.get_total_norm([p.grad for _, p in named if p.grad is not None])))
+        norms.append(float(torch.nn.utils.get_total_norm([p.grad.float() for _, p in named if p.grad is not None])))
         if how.get("clip", 1.0):
             torch.nn.utils.clip_grad_norm_([p for _, p in named], how.get("clip", 1.0))
         optimizer.step()

@@ -11,6 +11,7 @@ import pytest
 
 from allranks.rundir.events import EventLog, read_events, reporter
 from allranks.rundir.files import read_json
+from tests import sampling
 from tests.dist.harness import train
 
 HUGGING_FACE = """
@@ -62,7 +63,7 @@ def test_an_unchanged_program_reports_its_steps_and_losses(
     (tmp_path / "prog.py").write_text(program)
     spec = {
         "name": "prog", "script": {"path": str(tmp_path / "prog.py"), "workdir": str(tmp_path)},
-        "cluster": {"procs_per_node": 2}, "run_root": str(tmp_path / "runs"),
+        "cluster": {"procs_per_node": 1 + sampling.ALL}, "run_root": str(tmp_path / "runs"),
     }  # fmt: skip
     done, run = train(tmp_path, spec, anew=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -15,12 +15,12 @@ from allranks.errors import EnvironmentNotAble
 from allranks.spec.records import TrainSpec
 from allranks.train import strategies
 from allranks.train.benchmark.baseline import update_error
-from allranks.train.data.batches import collate
 from allranks.train.distributed import DistContext
 from allranks.train.loop import adamw
 from allranks.train.models import precision
 from allranks.train.models.losses import LossModel
-from tests.dist.making import STEPS, built, options_of, orders_of, run_steps, tokens_of
+from tests.dist.cases import reference_of
+from tests.dist.making import STEPS, built, options_of, run_steps, tokens_of
 from tests.dist.variants import GPU_VARIANTS
 
 LEARNING_RATE = 1e-2
@@ -46,27 +46,6 @@ def module_of(variant: str, device: torch.device) -> LossModel:
     return module.to(device)
 
 
-def one_process(world: DistContext, tokens: Any, variant: str) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """Weights and gradient norms of plain torch that does the ranks' micro-batches in order on one device."""
-    how, module = GPU_VARIANTS[variant], module_of(variant, world.device).train()
-    named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
-    weights = [p for _, p in named]
-    optimizer = torch.optim.AdamW(weights, lr=LEARNING_RATE, weight_decay=0.0, fused=True)
-    orders, norms = orders_of(world, tokens, how), []
-    for step in range(STEPS):
-        total = int(tokens.trained[orders[0].global_batch(step)].sum())
-        for micro in range(how.get("accum", 1)):
-            for order in orders:
-                batch = collate(tokens, order.micro_batches(step)[micro], 0, None).to(world.device)
-                (module(batch) / total).backward()
-        norms.append(float(torch.nn.utils.get_total_norm([p.grad.float() for p in weights if p.grad is not None])))
-        if how.get("clip", 1.0):
-            torch.nn.utils.clip_grad_norm_(weights, how.get("clip", 1.0))
-        optimizer.step()
-        optimizer.zero_grad()
-    return {n: p.detach().cpu().clone() for n, p in named}, norms
-
-
 Trained = tuple[dict[str, Any], list[float]]
 
 
@@ -85,9 +64,9 @@ def trained(name: str, world: DistContext, tokens: Any, variant: str, folder: Pa
 
 def compare(name: str, variant: str, world: DistContext, tokens: Any, folder: Path) -> dict[str, Any]:
     """How far a strategy is from one process, in weights (of what the training changed) and in gradient norms."""
-    reference, right_norms = one_process(world, tokens, variant)
-    named = module_of(variant, world.device).named_parameters()
-    start = {n: p.detach().cpu().clone() for n, p in named if p.requires_grad}
+    how = GPU_VARIANTS[variant]
+    start, reference, right_norms, _ = reference_of(world, tokens, how, module_of(variant, world.device))
+    start, reference = ({n: w.cpu() for n, w in weights.items()} for weights in (start, reference))
     ours, norms = trained(name, world, tokens, variant, folder)
     assert len(norms) == STEPS, norms
     error = update_error(ours, reference, start) if ours else None
