@@ -1,9 +1,9 @@
 """What users and their programs rely on is what it was at f7fa6041: plans, keys, exit codes, signatures, options, old
-run folders, findings.
+run folders, diagnoses.
 
 Additions are allowed; what is removed, renamed or different fails. The records are in frozen/. After a wanted change of
 one of them ``ALLRANKS_GOLDEN=write python -m pytest tests/golden/test_frozen.py -k NAME`` writes it anew (not the folders
-of runs); read the difference. The entry of a lint rule that is removed on purpose is removed from frozen/lint.json.
+of runs); read the difference.
 """
 
 import hashlib
@@ -23,7 +23,6 @@ import allranks
 from allranks import errors
 from allranks.analysis.diagnose import diagnose
 from allranks.analysis.diagnose.catalogue import CATALOGUE
-from allranks.analysis.lint import lint
 from allranks.analysis.lint.rules import RULES
 from allranks.cli.main import VERBS, cli
 from allranks.lab.cluster.box import BoxStatus
@@ -153,6 +152,7 @@ def test_verbs_options_exit_codes_names_and_signatures() -> None:
             "strategies": dict.fromkeys(REGISTRY, True),
             "launchers": dict.fromkeys(LAUNCHERS, True),
             "failure_classes": dict.fromkeys(CATALOGUE, True),
+            "lint_rules": dict.fromkeys(RULES, True),  # what each finds: tests/lint/cases.tsv
             "run_folder": {name: str(p.fget(RunDir(Path("RUN")))) for name, p in paths.items() if p.fget},
         },
     )
@@ -187,19 +187,6 @@ def test_keys_of_json_output(machine: Path) -> None:
 def test_diagnosis_of_labelled_logs() -> None:
     logs = sorted(shared("logs").glob("*.log"))
     check("logs", {p.name: [finding.id for finding in diagnose([p], workers=1).findings] for p in logs})
-
-
-def test_lint_findings(tmp_path: Path) -> None:
-    """Of each rule on its own example, which is recorded with its text."""
-    record = FROZEN / "lint.json"
-    texts = {rule: "\n".join(case["text"]) for rule, case in json.loads(record.read_text()).items()}
-    assert texts.keys() <= set(RULES), "a rule is gone"
-    found: dict[str, Any] = {}
-    for rule, text in texts.items():
-        (tmp_path / "job.sbatch").write_text(text)
-        lines = [f.line for f in lint([tmp_path / "job.sbatch"], "22.05").findings if f.id == rule]
-        found[rule] = {"text": text.split("\n"), "lines": lines}
-    check("lint", found)
 
 
 RUNS = sorted(path.name.removesuffix(".tar.xz") for path in (FROZEN / "runs").glob("*.tar.xz"))
