@@ -217,6 +217,8 @@ def _text(errors: str = "", warnings: str = "") -> str:
     ],
 )
 def test_reports_of_ncclras(tmp_path: Path, text: str, name: str, rank: int | None, says: str) -> None:
-    findings = of(tmp_path, {"job.txt": text}).findings
+    diagnosis = of(tmp_path, {"job.txt": text})
+    findings = diagnosis.findings
     assert [(f.id, f.rank) for f in findings] == [(name, rank)] * bool(name)
+    assert diagnosis.unexplained is None  # the heading TIMEOUT is not Slurm's
     assert all(says in f"{f.title} {f.cause} {f.host}" for f in findings)

@@ -243,7 +243,7 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
         elif self.unexplained is not None:
             seen = self.unexplained
             what, where = "a failure whose cause is not in these logs", place(seen.rank, seen.host)
-            todo = seen.read_next[:1].upper() + seen.read_next[1:]
+            todo = f"Read next: {seen.read_next}"
         else:
             return ""
         return headline(what, where, todo)

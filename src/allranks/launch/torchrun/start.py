@@ -38,6 +38,11 @@ def start(
     listener = nodes.open_endpoint(options, own, port)
     if listener is None:
         return nodes.follow_driver(node, port, show)
+    if options.backend == "static" and not nodes.is_this_machine(options.address):
+        view.say(
+            f"this node has node rank 0, but {options.address} is not its address: where another node has rank 0, too, "
+            "give each its own --node-rank (in a batch script, srun must start the shell that expands $SLURM_NODEID)"
+        )
     joined = nodes.gather(listener, options, nodes.Join(node=own, host=host_name(), procs=node.procs), view.say)
     peers = [peer for _, peer in joined if peer is not None]
     hosts = host_labels([join.host for join, _ in joined])

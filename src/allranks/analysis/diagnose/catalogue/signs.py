@@ -117,6 +117,12 @@ _SIGNS = (
         ),
     ),
     FailureSign(
+        id="batch_exit_code",
+        says="the exit code of the batch script",
+        read_next="the end of the job's output; with `set -x` in the script, it shows the last command",
+        patterns=certain(r"\|FAILED\|[1-9]\d*:0"),
+    ),
+    FailureSign(
         id="scheduler_error",
         says="an error of the scheduler",
         read_next=_SCHEDULER_LOG,
@@ -126,7 +132,7 @@ _SIGNS = (
                 unless=_STATED_FALLBACK,
             ),
             Pattern(r"^\[\d{4}-\d\d-\d\dT[\d:.]+\] (?:\[[\w.]+\] )?(?:error|fatal): ", "] error: |] fatal: "),
-            r"(?:\||\s|=|^)(?:FAILED|TIMEOUT|OUT_OF_ME\w*|NODE_FAIL|BOOT_FAIL|DEADLINE|PREEMPTED|CANCELLED)\+?(?: by \d+)?(?:\||\s+-?\d+:\d+|\s+Reason=|\s*$)",
+            r"(?:\||\s|=|^)(?:FAILED(?!\|[1-9]\d*:0)|TIMEOUT|OUT_OF_ME\w*|NODE_FAIL|BOOT_FAIL|DEADLINE|PREEMPTED|CANCELLED)\+?(?: by \d+)?(?:\||\s+-?\d+:\d+|\s+Reason=|\s*$)",
             r"\*\*\* (?:JOB|STEP|REBOOT) .{0,80}\bCANCELLED AT ",
         ),
     ),
