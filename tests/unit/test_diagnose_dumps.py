@@ -160,7 +160,6 @@ def test_faulthandler_dumps(tmp_path: Path) -> None:
 
 # As NCCL's documentation and sources print it (2.24 to 2.30), not recorded on GPUs.
 RAS = """NCCL version 2.30.7 compiled with CUDA 12.8
-
 Communicators... (2.05s)
 =============
 
@@ -173,9 +172,6 @@ Errors
 ======
 
 {errors}
-
-Warnings
-========
 
 TIMEOUT
   Encountered 2 communication timeouts while gathering communicator data

@@ -68,7 +68,7 @@ def test_it_reads_torchruns_line(words: str, environ: dict[str, str], expected: 
         ("-m --no-python p", "exclude each other"),
         ("--master-port 80000 p.py", "port 80000: the largest is 65535"),
         ("PET_STANDALONE=no p.py", "PET_STANDALONE=no: expected 0 or 1"),
-        ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT=abc p.py", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT: could not convert"),
+        ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT=abc p.py", "shutdown_timeout: expected a number"),
     ],
 )
 def test_it_refuses_with_a_reason(words: str, says: str) -> None:

@@ -6,9 +6,8 @@ Forms: docs/userguide/source/troubleshooting/ras.rst and src/ras/client_support.
 from __future__ import annotations
 
 import re
-from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 MAX_BYTES = 16 << 20
 MAX_NAMED = 8
@@ -42,7 +41,6 @@ class RasFinding(Struct, frozen=True, kw_only=True):
 
     kind: str
     text: str
-    communicator: str = ""
     largest: bool = False
     ranks: list[RasRank] = []
     apart: int = 0
@@ -76,12 +74,13 @@ def _read_text(lines: list[str], first: int) -> list[RasFinding]:
             end = next((i for i in range(number + 1, len(lines)) if not lines[i].startswith("  ")), len(lines))
             size = sizes.get(block[1], 0)
             largest = size == max(sizes.values(), default=-1)
-            place = {"communicator": block[2] or "", "largest": largest, "line": first + number}
-            found += _read_block(block[3], lines[number + 1 : end], size, place)
+            of = f" of communicator {block[2]}" if block[2] else ""
+            parts = _read_block(block[3], lines[number + 1 : end], size, of)
+            found += [structs.replace(part, largest=largest, line=first + number) for part in parts]
     return found
 
 
-def _read_block(kind: str, body: list[str], size: int, place: dict[str, Any]) -> list[RasFinding]:
+def _read_block(kind: str, body: list[str], size: int, of: str) -> list[RasFinding]:
     named, operations = list[RasRank](), dict[str, Counts]()
     counts, latest = Counts(), 0
     for line in body:
@@ -97,12 +96,12 @@ def _read_block(kind: str, body: list[str], size: int, place: dict[str, Any]) ->
             many, ranks = counts.get(latest, (0, []))
             counts[latest] = many + bool(match["own"]), [*ranks, named[-1]]
     if kind == "MISMATCH":
-        return [found for operation, counts in operations.items() for found in _compare(operation, counts, size, place)]
-    text = f"{body[0].strip() if body else kind}{_of(place)}{_names(named)}"
-    return [RasFinding(kind="dead" if kind == "DEAD" else "missing", ranks=named, text=text, **place)]
+        return [found for operation, counts in operations.items() for found in _compare(operation, counts, size, of)]
+    text = f"{body[0].strip() if body else kind}{of}{_names(named)}"
+    return [RasFinding(kind="dead" if kind == "DEAD" else "missing", ranks=named, text=text)]
 
 
-def _compare(operation: str, counts: Counts, size: int, place: dict[str, Any]) -> list[RasFinding]:
+def _compare(operation: str, counts: Counts, size: int, of: str) -> list[RasFinding]:
     """Return what different numbers of one operation mean: fewer than half of the ranks behind are named as such."""
     if len(counts) < 2:
         return []
@@ -110,14 +109,12 @@ def _compare(operation: str, counts: Counts, size: int, place: dict[str, Any]) -
     behind = [rank for count, (_, named) in counts.items() if count < most for rank in named]
     many = sum(number for count, (number, _) in counts.items() if count < most)
     if many * 2 < size and len(behind) == many:
-        text = (
-            f"{many} of {size} ranks{_of(place)} launched up to {operation}{least}, the others {most}{_names(behind)}"
-        )
-        return [RasFinding(kind="behind", ranks=behind, text=text, apart=most - least, **place)]
+        text = f"{many} of {size} ranks{of} launched up to {operation}{least}, the others {most}{_names(behind)}"
+        return [RasFinding(kind="behind", ranks=behind, text=text, apart=most - least)]
     parts = (f"{number} ranks {count}{_names(named)}" for count, (number, named) in sorted(counts.items()))
-    text = f"ranks{_of(place)} launched up to different numbers of {operation}operations: {', '.join(parts)}"
+    text = f"ranks{of} launched up to different numbers of {operation}operations: {', '.join(parts)}"
     named = [rank for _, ranks in counts.values() for rank in ranks]
-    return [RasFinding(kind="uneven", ranks=named, text=text, apart=most - least, **place)]
+    return [RasFinding(kind="uneven", ranks=named, text=text, apart=most - least)]
 
 
 def _names(ranks: list[RasRank]) -> str:
@@ -127,7 +124,3 @@ def _names(ranks: list[RasRank]) -> str:
         for r in ranks[:MAX_NAMED]
     ]
     return f" ({'; '.join(words)})" if words else ""
-
-
-def _of(place: dict[str, Any]) -> str:
-    return f" of communicator {place['communicator']}" if place["communicator"] else ""

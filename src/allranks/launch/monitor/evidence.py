@@ -67,11 +67,11 @@ MAX_RAS_FINDINGS = 64
 
 def ras_address(device: str, node: int) -> tuple[str, int] | None:
     """Return where NCCL's RAS answers on this node; None if it is not asked: without GPUs, or by other nodes."""
-    given = os.environ.get("NCCL_RAS_ADDR", "")
-    host, _, port = given.rpartition(":")
-    if node >= RAS_NODES or os.environ.get("NCCL_RAS_ENABLE") == "0" or not (device == "cuda" or given):
+    given, off = os.environ.get("NCCL_RAS_ADDR", ""), os.environ.get("NCCL_RAS_ENABLE") == "0"
+    if node >= RAS_NODES or off or not (device == "cuda" or given):
         return None
-    return host.strip("[]") or "localhost", int(port) if port.isdigit() and int(port) < 1 << 16 else 28028
+    host, _, port = given.rpartition(":")
+    return host.strip("[]") or "localhost", int(port) if port.isdigit() and len(port) < 6 else 28028
 
 
 def ask_ras(address: tuple[str, int]) -> str:
@@ -86,7 +86,7 @@ def ask_ras(address: tuple[str, int]) -> str:
                     break
                 parts.append(data)
                 size += len(data)
-    except OSError:
+    except (OSError, OverflowError):
         pass
     return b"".join(parts).decode(errors="replace").removeprefix("OK\n")
 

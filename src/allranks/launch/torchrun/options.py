@@ -89,7 +89,7 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "master-port": ("", _number), "rdzv-backend": ("static", str.lower), "rdzv-endpoint": ("", _endpoint),
     "rdzv-id": ("none", str), "rdzv-conf": ("", _settings), "max-restarts": ("0", _count), "log-dir": ("", str),
     "redirects": ("0", _streams), "tee": ("0", _streams), "local-ranks-filter": ("", _ranks), "role": ("default", str),
-    "shutdown-timeout": ("", _number), "signals-to-handle": ("SIGTERM,SIGINT,SIGHUP,SIGQUIT", str),
+    "shutdown-timeout": ("30", _count), "signals-to-handle": ("SIGTERM,SIGINT,SIGHUP,SIGQUIT", str),
     **dict.fromkeys(("monitor-interval", "start-method", "event-log-handler", "local-addr"), ("", str)),
 }  # fmt: skip
 """Options with a value: default, and what reads it. The last ones concern torchrun's own processes."""
@@ -168,7 +168,8 @@ def parse(args: Sequence[str], environ: Mapping[str, str]) -> TorchrunOptions:
         RequestError: an option is unknown, malformed or not supported.
     """
     parser = _Parser(prog="allranks torchrun")
-    pet = {name.removeprefix("PET_").lower(): value for name, value in environ.items() if name.startswith("PET_")}
+    pet = {"shutdown_timeout": environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") or "30"}
+    pet |= {name.removeprefix("PET_").lower(): value for name, value in environ.items() if name.startswith("PET_")}
 
     def add(name: str, **more: Any) -> None:
         key = name.replace("-", "_")
@@ -213,16 +214,12 @@ def _checked(given: argparse.Namespace, environ: Mapping[str, str]) -> TorchrunO
         raise RequestError(f"--nnodes {high}: {name} HOST:PORT must name the first node")
     if (port or 0) > MAX_PORT:
         raise RequestError(f"port {port}: the largest is {MAX_PORT}")
-    try:
-        grace_s = float(environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") or 30)
-    except ValueError as error:
-        raise RequestError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT: {error}") from None
     return TorchrunOptions(
         program=given.training_script, args=given.args, module=given.module,
         direct=given.no_python and not given.run_path, min_nodes=low, max_nodes=high, procs=given.nproc_per_node,
         node_rank=given.node_rank, backend=backend, address=address, port=port, run_id=given.rdzv_id,
         conf=given.rdzv_conf, max_restarts=given.max_restarts, log_dir=given.log_dir, role=given.role,
-        grace_s=grace_s if given.shutdown_timeout is None else float(given.shutdown_timeout),
+        grace_s=given.shutdown_timeout,
         tee=given.tee, redirects=given.redirects, shown=given.local_ranks_filter, signals=given.signals_to_handle,
         virtual_local_rank=given.virtual_local_rank,
     )  # fmt: skip
