@@ -26,9 +26,10 @@ SHARE_A_RUN |= {f"tests/dist/test_{name}.py" for name in DIST}
 QUICK = ("tests/unit/", "tests/lint/", "tests/golden/", "tests/security/")
 CLUSTER, SLURM_RUNS = "tests/cluster/", "tests/cluster/test_slurm_runs.py"
 OWN_CLUSTER = f"{SLURM_RUNS}::test_a_killed_node_sends_the_job_back_to_the_queue_and_it_goes_on"
+APART = (SLURM_RUNS, "tests/cluster/test_programs.py")  # each in a cluster of its worker; else one chain lasts longest
 LONGEST = (
-    "tests/cluster/test_preemption.py", OWN_CLUSTER, SLURM_RUNS, CLUSTER,
-    *(f"tests/dist/test_{name}.py" for name in ("compare", "stops", "best", "run", "ranks", "qlora", "loading")),
+    CLUSTER, "tests/dist/test_compare.py", "tests/dist/test_best.py", *APART,
+    *(f"tests/dist/test_{name}.py" for name in ("stops", "run", "ranks", "qlora", "loading")),
 )  # fmt: skip
 """Tests that begin first, by the beginning of their names."""
 WORKER = "ALLRANKS_TEST_WORKER"
@@ -39,13 +40,14 @@ def scope_of(item: pytest.Item) -> str:
     path, _, name = item.nodeid.partition("::")
     test = f"{path}::{name.partition('[')[0]}"
     if path.startswith(CLUSTER) and path not in SHARE_A_RUN and test != OWN_CLUSTER and not sampling.ALL:
-        return path if path == SLURM_RUNS else CLUSTER  # two clusters for all of them
+        return path if path in APART else CLUSTER
     return path if path in SHARE_A_RUN or path.startswith(QUICK) else test if test in SHARE_A_RUN else item.nodeid
 
 
 def turn_of(item: pytest.Item) -> int:
     """Return the place of a test among those that begin first; all others have the same one, behind them."""
-    return next((i for i, begin in enumerate(LONGEST) if item.nodeid.startswith(begin)), len(LONGEST))
+    begins = [i for i, begin in enumerate(LONGEST) if item.nodeid.startswith(begin)]
+    return begins[-1] if begins else len(LONGEST)
 
 
 class Worker:

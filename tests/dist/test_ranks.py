@@ -71,9 +71,9 @@ def applies(name: str, variant: str) -> bool:
 
 
 def covering(kind: str) -> list[tuple[str, str]]:
-    """Every strategy in plain and with an eighth of the variants in turn, and all pairs in which a bug shows."""
+    """Every strategy in plain and with a sixteenth of the variants in turn, and all pairs in which a bug shows."""
     rest = [v for v in VARIANTS if v != "plain"]
-    turns = [(n, v) for i, n in enumerate(STRATEGIES) for k, v in enumerate(rest, 1) if (i + k) % 8 == 0]
+    turns = [(n, v) for i, n in enumerate(STRATEGIES) for k, v in enumerate(rest, 1) if (i + k) % 16 == 0]
     pairs = {
         *((n, "plain") for n in STRATEGIES),
         *(pair for pair in turns if pair[1] not in ONLY),
