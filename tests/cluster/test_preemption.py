@@ -19,9 +19,13 @@ from tests import sampling
 from tests.cluster.conftest import selected, tidy
 from tests.cluster.helpers import records_of, submit, wait_for
 from tests.cluster.runs import Submitted, hosts_of, log_of, program_in, rank_texts, spec_in
-from tests.dist.harness import step_events
+from tests.conftest import REPO
+from tests.dist.harness import STUCK, step_events
 
-STEPS = 300
+STEPS = 300 if sampling.ALL else 150
+SLOW = {  # one rank alone would be done before the other job is there
+    "PYTHONPATH": os.pathsep.join([str(STUCK), str(REPO / "src")]), "STUCK": "sleep_a_while:0:-1", "STUCK_S": "0.1",
+}  # fmt: skip
 GRACE_S, KILL_WAIT_S = 20, 20
 LOW = "Nodes=ALL PriorityTier=10 MaxTime=INFINITE State=UP DefMemPerCPU=100"
 CONF = (
@@ -76,7 +80,8 @@ def training(
     shared: Path, name: str = "t", every: int | None = None, steps: int = STEPS, nodes: int = 2, **slurm: Any
 ) -> Submitted:
     train, checkpoint = {"max_steps": steps, "lr": 1e-3}, {"mode": "full", "every": every}
-    spec = spec_in(shared, cluster={"nodes": nodes, "slurm": slurm}, train=train, checkpoint=checkpoint)
+    cluster = {"nodes": nodes, "slurm": slurm, "env": {"OMP_NUM_THREADS": "1", **(SLOW if nodes == 1 else {})}}
+    spec = spec_in(shared, cluster=cluster, train=train, checkpoint=checkpoint)
     return Submitted(shared, {**spec, "name": name})
 
 
