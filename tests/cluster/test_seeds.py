@@ -146,14 +146,6 @@ def test_the_lab_with_the_trainer(box: Box, shared: Path) -> None:
     assert read_json(run_dir.metrics)["strategy"] == "hf_trainer"
 
 
-def test_zero1_over_several_nodes(box: Box, shared: Path) -> None:
-    """004, test 04, on as many nodes as the box of all tests can give it at little cost."""
-    pytest.importorskip("deepspeed")
-    sets = ("cluster.nodes=2", "cluster.procs_per_node=1", "train.max_steps=20")
-    run_dir = run_example(shared, SEEDS / "004" / "04-deepspeed-4-nodes-tiny.yaml", *sets)
-    check_smoke(run_dir, "deepspeed_zero1", 2, 32, 20)
-
-
 def test_zero1_over_four_nodes(shared: Path, use_box: Callable[..., Box]) -> None:
     """004, test 04, as its twin says it: four nodes, two ranks each."""
     pytest.importorskip("deepspeed")

@@ -392,13 +392,6 @@ def test_ranks_that_did_not_answer_are_no_tick(tmp_path: Path) -> None:
     assert shown is not None and (shown.items[0].detail, shown.items[0].mark) == ("2 of 3", "✗")
 
 
-def test_errors_stand_before_what_followed_from_them(tmp_path: Path) -> None:
-    make = begun(tmp_path, 0)
-    make.tell("error", only=0, type="ConnectionError", message="lost a peer", attempt=1, echo=True)
-    make.tell("error", only=1, after=1.0, type="ValueError", message="x", attempt=1, echo=False)
-    assert [e["type"] for e in read_run_data(make.write()).errors()] == ["ValueError", "ConnectionError"]
-
-
 def test_a_killed_rank_is_the_error_of_an_attempt_that_another_has_continued(tmp_path: Path) -> None:
     """It has written no event; the other rank has, and it was not at fault."""
     make = begun(tmp_path, 0)

@@ -1,8 +1,6 @@
 """Finding a box, and what the command line says where there is none or where it cannot be."""
 
-import os
 import shutil
-import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,16 +18,7 @@ from allranks.errors import EnvironmentNotAble, RequestError
 from allranks.lab.cluster import box as boxes
 from allranks.lab.cluster import config_files, processes, requirements
 from allranks.lab.cluster.faults import bits_per_s
-from allranks.lab.cluster.plan import (
-    BoxOptions,
-    BoxPaths,
-    BoxPlan,
-    FaultRecord,
-    HiddenFolder,
-    Machine,
-    make_box_plan,
-    save,
-)
+from allranks.lab.cluster.plan import BoxOptions, BoxPaths, BoxPlan, HiddenFolder, Machine, make_box_plan
 from allranks.lab.cluster.processes import check_output, last_lines, run_command
 
 
@@ -88,11 +77,6 @@ def test_importing_is_light(module: str, heavy: set[str]) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
 
 
-def test_the_published_file_is_for_its_owner_only(tmp_path: Path) -> None:
-    save(FaultRecord("cut-link", "n2"), tmp_path / "client.json", mode=0o600)
-    assert stat.S_IMODE((tmp_path / "client.json").stat().st_mode) == 0o600
-
-
 def test_a_box_is_chosen_as_slurms_clients_choose_it(monkeypatch: pytest.MonkeyPatch) -> None:
     up = [SimpleNamespace(name="a")]
     monkeypatch.setattr(boxes, "list_boxes", lambda: up)
@@ -112,15 +96,6 @@ def test_a_failed_command_becomes_one_sentence() -> None:
     with pytest.raises(EnvironmentNotAble, match="not installed"):
         run_command(["no-such-program"])
     assert last_lines(" \n") == "no output"
-
-
-def test_own_processes_and_mounts_are_read() -> None:
-    me = os.getpid()
-    assert me in processes.all_pids() and processes.alive(me)
-    assert processes.environment(me).get("PATH") == os.environ.get("PATH")
-    assert me in processes.in_namespaces("net", [str(processes.namespace("self", "net"))])
-    assert any(mount.target == "/proc" and mount.kind == "proc" for mount in processes.mounts("self"))
-    assert processes.marked_processes("no-such-box") == [] and processes.init_processes("no-such-box") == {}
 
 
 def test_rates() -> None:
