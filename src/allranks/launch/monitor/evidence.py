@@ -57,12 +57,11 @@ BUSY_ANSWER_S = (
 )
 STACK_BYTES = 256 << 10
 OUTERMOST_FRAME = "in _run_module_as_main"  # of a rank's main thread
-MAX_CALLS = 60
+MAX_CALLS = 60  # and findings of RAS
 CONNECT_TIMEOUT_S = 2.0
 RAS_NODES = 2  # that ask: each gets a report on the whole job, and one of them may be the node that hangs
 RAS_ANSWER_S = 6.0  # RAS itself waits for other processes, here for 2 s at each level of its tree
 RAS_REQUEST = b"timeout 2\nverbose status\n"
-MAX_RAS_FINDINGS = 64
 
 
 def ras_address(device: str, node: int) -> tuple[str, int] | None:
@@ -214,7 +213,7 @@ class EvidenceCollector:
                 write_text_atomic(path, redact(text))
             except OSError as error:
                 logging.warning("%s cannot be written: %s", path, error.strerror)
-        return next(reversed(read_ras(text)), [])[:MAX_RAS_FINDINGS]
+        return next(reversed(read_ras(text)), [])[:MAX_CALLS]
 
     def _meets(self) -> bool | None:
         if self._meeting is None:

@@ -591,13 +591,10 @@ def detect_stalled_storage(case: DiagnosisCase) -> None:
         )
 
 
-RAS_TITLES = {
-    "rank_died": (
-        "a process no longer answers NCCL's RAS",
-        "Look at that process on its node: it has exited (see its log), is stopped, or the node cannot be reached.",
-    ),
-    "collective_mismatch": ("a rank has launched fewer collectives than the others", OUTSIDE[1]),
-}
+RAS_SILENT = (
+    "a process no longer answers NCCL's RAS",
+    "Look at that process on its node: it has exited (see its log), is stopped, or the node cannot be reached.",
+)
 RAS_SCORES = {"dead": LIKELY, "missing": 0.66, "behind": POSSIBLE + 0.05}
 
 
@@ -622,7 +619,7 @@ def detect_ras_report(case: DiagnosisCase) -> None:
             if finding.kind == "behind" and not lasts:
                 candidate.against.append("a report on a job that makes progress shows the same: repeat it")
             if alone:
-                candidate.title, candidate.fix = RAS_TITLES[name]
+                candidate.title, candidate.fix = OUTSIDE if finding.kind == "behind" else RAS_SILENT
 
 
 def mention_dumps(case: DiagnosisCase) -> None:
