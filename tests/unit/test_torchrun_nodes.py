@@ -44,7 +44,7 @@ def gather_in_thread(listener: socket.socket, *more: str) -> tuple[threading.Thr
 
 def test_nodes_are_ordered_by_rank_and_wrong_ones_are_told_why(listener: socket.socket) -> None:
     port = listener.getsockname()[1]
-    thread, hosts = gather_in_thread(listener, "--nnodes=3", "--rdzv-conf=join_timeout=30")
+    thread, hosts = gather_in_thread(listener, "--nnodes=3", "--rdzv-conf=join_timeout=30", "--rdzv-backend=static")
     with socket.create_connection(("127.0.0.1", port)) as stranger:
         stranger.sendall(b"GET / HTTP/1.0\r\n\r\n" * 20)
         second = join(port, 2, "n2")
@@ -68,7 +68,7 @@ def test_another_job_does_not_join(listener: socket.socket) -> None:
     port = listener.getsockname()[1]
     thread, hosts = gather_in_thread(listener, "--nnodes=2", "--rdzv-conf=join_timeout=30")
     assert nodes._connect(options(port, "--rdzv-id=other"), port, 1.0) is None
-    join(port, None, "n1")
+    join(port, 0, "n1")  # that of the driver: torchrun ignores it under c10d
     thread.join(10.0)
     assert hosts == ["n10", "n1"]
 
@@ -89,7 +89,9 @@ def test_too_few_nodes_end_with_their_names(listener: socket.socket) -> None:
 @pytest.mark.parametrize(
     ("words", "slurm", "expected"),
     [
-        ("--node-rank 2", {"SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "3"}, 2),
+        ("--rdzv-backend=static --node-rank 2", {"SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "3"}, 2),
+        ("--node-rank 0", {"SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "3"}, 1),  # expanded by the batch script
+        ("--node-rank 2", {"SLURM_NODEID": "0", "SLURM_STEP_NUM_NODES": "1"}, 2),
         ("", {"SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "3"}, 1),
         ("", {"SLURM_NODEID": "0", "SLURM_PROCID": "2", "SLURM_STEP_NUM_NODES": "1"}, 2),
         ("", {}, None),

@@ -138,10 +138,14 @@ def join_token(options: TorchrunOptions) -> str:
 
 
 def own_node_rank(options: TorchrunOptions) -> int | None:
-    """Return the node rank of the command line, else that of Slurm; None if neither has one."""
-    if options.node_rank is not None:
-        return options.node_rank
+    """Return the node rank of the command line, else that of Slurm; None if neither has one.
+
+    Under c10d, where torchrun ignores ``--node-rank``, Slurm's counts first: ``--node-rank $SLURM_NODEID``, expanded by
+    the shell of a batch script, is 0 on all nodes.
+    """
     one_per_node = os.environ.get("SLURM_STEP_NUM_NODES") == str(options.max_nodes)
+    if options.node_rank is not None and not (one_per_node and options.backend == "c10d"):
+        return options.node_rank
     rank = os.environ.get("SLURM_NODEID" if one_per_node else "SLURM_PROCID", "")
     return int(rank) if rank.isdigit() else 0 if options.backend == "static" else None
 
@@ -204,6 +208,8 @@ def gather(
         if not isinstance(message, Join):
             return
         with lock:
+            if options.backend == "c10d" and any(message.node == one.node for one, _ in joined):
+                message = msgspec.structs.replace(message, node=None)
             problem = _why_refused(message, [one for one, _ in joined], options.max_nodes)
             if not problem:
                 joined.append((message, peer))
