@@ -65,6 +65,17 @@ def test_prefixes_of_a_traceback_are_stripped(tmp_path: Path, prefix: str, rank:
     assert (found.findings[0].rank, found.findings[0].host) == (rank, host)
 
 
+@pytest.mark.parametrize(
+    "form", ['{"log":%s,"stream":"stderr"}', '{"time":"2026-01-02T10:00:00Z","level":"%%s","message":%s}']
+)
+def test_lines_that_a_collector_wraps_in_json_are_read(tmp_path: Path, form: str) -> None:
+    lines = ["Traceback (most recent call last):\n", '  File "/w/a.py", line 3, in main\n', "KeyError: 'labels'\n"]
+    found = of(tmp_path, "\n".join((form % json.dumps(line)).replace("%s", "error") for line in lines))
+    assert "a.py:3 in main" in found.findings[0].cause
+    remark = (form % '"timed out, trying again"').replace("%s", "info")
+    assert (of(tmp_path, remark).unexplained is None) == ("level" in form), "the level is kept"
+
+
 @pytest.mark.parametrize("raw", [b"\x1b[31m\x1b[1m{}\x1b[0m", b"[31m{}[0m", rb"\u001b[31m{}\u001b[0m", b"^[[1m{}^[[0m"])
 def test_escape_codes_are_removed_in_any_spelling(raw: bytes) -> None:
     assert strip_escapes(raw.replace(b"{}", b"red")) == b"red"

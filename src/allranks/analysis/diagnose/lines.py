@@ -6,6 +6,7 @@ A class names the emitters whose lines it accepts. A line whose emitter is not r
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import UTC, datetime
 
@@ -305,6 +306,27 @@ class UnknownPrefixes:
 def _time_and_rank(prefix: re.Match[bytes]) -> bytes:
     time, rank = _DATED.search(prefix.group()), _RANKED.search(prefix.group())
     return (time.group() + b" " if time else b"") + (b"[rank%s]: " % rank[1] if rank else b"")
+
+
+# One JSON object per line of output, as Docker and log collectors write them; an event of a run is none.
+_JSON_LINE = re.compile(
+    rb'^\{(?!"event").*?"(?:log|textPayload|message|msg)": ?("(?:[^"\\\n]|\\.)*").*\}\s*?$', re.MULTILINE
+)
+_JSON_LEVEL = re.compile(rb'"(?:severity|level\w*)": ?"(\w+)"')
+
+
+def unwrap_json(block: bytes) -> bytes:
+    """Return the text of each line that is wrapped in JSON, after its time and level."""
+    return _JSON_LINE.sub(_text_in_json, block) if block[:1] == b"{" else block
+
+
+def _text_in_json(line: re.Match[bytes]) -> bytes:
+    try:
+        text = json.loads(line[1]).rstrip("\n").replace("\n", "\r").encode("utf-8", "replace")
+    except ValueError:
+        return line.group()
+    time, level = _DATED.search(line.group()), _JSON_LEVEL.search(line.group())
+    return (time.group() + b" " if time else b"") + (level[1].upper() + b" " if level else b"") + text
 
 
 _NEW_MESSAGE = re.compile(

@@ -28,6 +28,7 @@ from allranks.analysis.diagnose.lines import (
     parse_line,
     strip_escapes,
     timestamp_of,
+    unwrap_json,
 )
 from allranks.analysis.diagnose.patterns import CERTAIN, POSSIBLE, LiteralPrefilter, ScanRule, normalized
 from allranks.analysis.diagnose.records import FileScan, LogSignal, RuleCount, ThreadStack
@@ -89,7 +90,7 @@ class Scanner:
 
     def _block(self, state: _FileState, block: bytes, whole: bool) -> None:
         state.out.bytes_read += len(block)
-        block = strip_escapes(block)
+        block = strip_escapes(unwrap_json(block))
         if b"\\n" in block and b"Traceback" in block:
             block = _QUOTED.sub(lambda match: match.group().replace(b"\\n", b"\r"), block)
         if state.labelled is None:

@@ -160,59 +160,51 @@ def _by_silence(case: DiagnosisCase, echo: CandidateCause) -> None:
             )
 
 
-_SYSTEM_LIBRARY = re.compile(r"version [`'\"]?(?P<need>(?:GLIBC|GLIBCXX|CXXABI)_[\d.]+)['\"]? not found")
-_BUILT_FOR_ANOTHER = re.compile(r"(?P<file>[\w+-]+)[\w.+-]*\.so[.\d]*: undefined symbol: \S")
-_NO_HEADER = re.compile(r"fatal error: (?P<file>\S+\.(?:h|hpp|cuh)): No such file")
+# What a message of `library_missing` may show: its pattern; then title, cause, fix and next test.
+_KINDS_OF_LIBRARY = tuple(
+    (re.compile(pattern), texts)
+    for pattern, *texts in (
+        (
+            r"version [`'\"]?(?P<need>GLIBC_[\d.]+|(?P<cpp>GLIBCXX|CXXABI)_[\d.]+)['\"]? not found",
+            "the system's {library} is too old for a package",
+            "A package was built for {need}, which the {library} of this node does not have: the node's system is older "
+            "than the one it was built on.",
+            "Run in a container or on nodes with a newer system, or install a build for the older one (an older wheel, "
+            "conda-forge, or compile it on that node); installing another package does not help.",
+            "ldd --version, and strings $(gcc -print-file-name=libstdc++.so.6) | grep GLIBCXX, on that node and where it "
+            "was built",
+        ),
+        (
+            r"(?P<need>[\w+-]+)[\w.+-]*\.so[.\d]*: undefined symbol: \S",
+            "a package was built for another version of a library",
+            "{need} needs a symbol that no loaded library has: it was compiled against another version, most often of "
+            "torch, than the one that is installed.",
+            "Install the build of that package for this version of torch, Python and CUDA, or compile it again here (pip "
+            "install --no-build-isolation --no-cache-dir --force-reinstall --no-deps <package>).",
+            "python -c 'import torch; print(torch.__version__, torch.version.cuda)' on that node",
+        ),
+        (
+            r"fatal error: (?P<need>\S+\.(?:h|hpp|cuh)): No such file",
+            "a header that a compiler needs is missing",
+            "{need} is not on this node: no extension or kernel of Triton can be compiled there.",
+            "Install the headers (Python.h: python3-dev, or a Python of conda or uv; cuda*.h: the CUDA toolkit of "
+            "torch.version.cuda, with CUDA_HOME), or do without what is compiled (torch.compile, fused kernels).",
+            "find / -name {need} on that node, and where it works",
+        ),
+    )
+)
 
 
 def detect_kind_of_library(case: DiagnosisCase) -> None:
     """Tell a system that is too old, an interface that differs and headers from a package that is missing."""
     candidate = case.candidates.get("library_missing")
-    if candidate is None:
-        return
-    if needs := _first(_SYSTEM_LIBRARY, candidate):
-        _old_system(candidate, needs["need"])
-    elif built := _first(_BUILT_FOR_ANOTHER, candidate):
-        candidate.title = "a package was built for another version of a library"
-        candidate.cause = (
-            f"{built['file']} needs a symbol that no loaded library has: it was compiled against another version, "
-            "most often of torch, than the one that is installed."
-        )
-        candidate.fix = (
-            "Install the build of that package for this version of torch, Python and CUDA, or compile it again here "
-            "(pip install --no-build-isolation --no-cache-dir --force-reinstall --no-deps <package>)."
-        )
-    elif header := _first(_NO_HEADER, candidate):
-        candidate.title = "a header that a compiler needs is missing"
-        candidate.cause = (
-            f"{header['file']} is not on this node: no extension or kernel of Triton can be compiled there."
-        )
-        candidate.fix = (
-            "Install the headers (Python.h: python3-dev, or a Python of conda or uv; cuda*.h: the CUDA toolkit of "
-            "torch.version.cuda, with CUDA_HOME), or do without what is compiled (torch.compile, fused kernels)."
-        )
-        candidate.next_test = f"find / -name {header['file']} on that node, and where it works"
-
-
-def _first(pattern: re.Pattern[str], candidate: CandidateCause) -> re.Match[str] | None:
-    return next((m for s in candidate.signals if (m := pattern.search(s.text))), None)
-
-
-def _old_system(candidate: CandidateCause, need: str) -> None:
-    system = "C library (glibc)" if need.startswith("GLIBC_") else "C++ library (libstdc++)"
-    candidate.title = f"the system's {system} is too old for a package"
-    candidate.cause = (
-        f"A package was built for {need}, which the {system} of this node does not have: the node's system is "
-        "older than the one it was built on."
-    )
-    candidate.fix = (
-        "Run in a container or on nodes with a newer system, or install a build for the older one (an older wheel, "
-        "conda-forge, or compile it on that node); installing another package does not help."
-    )
-    candidate.next_test = (
-        "ldd --version, and strings $(gcc -print-file-name=libstdc++.so.6) | grep GLIBCXX, on that node and where it "
-        "was built"
-    )
+    for pattern, texts in _KINDS_OF_LIBRARY if candidate is not None else ():
+        if candidate and (match := next((m for s in candidate.signals if (m := pattern.search(s.text))), None)):
+            library = "C++ library (libstdc++)" if match.groupdict().get("cpp") else "C library (glibc)"
+            candidate.title, candidate.cause, candidate.fix, candidate.next_test = (
+                text.replace("{need}", match["need"]).replace("{library}", library) for text in texts
+            )
+            return
 
 
 _NODE_FAILED = re.compile(r"node.?fail", re.IGNORECASE)
