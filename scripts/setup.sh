@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up the virtual environment that the Makefile uses. A torch that is already in it is kept.
-#   setup.sh demo   installs only what a run needs (train, report); without an argument also what tests and checks need
+#   setup.sh demo   installs only what a run needs (train); without an argument also what tests and checks need
 set -euo pipefail
 VENV=${VENV:-.venv} PYTHON=${PYTHON:-python3} TORCH=${TORCH:-2.13.0}
 export PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -35,7 +35,7 @@ else
     || { echo "setup: no CPU build was found; installing the plain one"; pip_install "torch==$TORCH"; }
 fi
 
-extras=train,report
+extras=train
 [ "${1:-}" = demo ] || extras=$extras,dev,deepspeed
 export DS_BUILD_OPS=0 # DeepSpeed comes as source: nothing is compiled while it is installed
 command -v nvidia-smi >/dev/null && extras=$extras,gpu
@@ -45,5 +45,8 @@ pip_install -c constraints.txt -e ".[$extras]" || die "the packages could not be
 import importlib.metadata as m
 print("setup: ready: " + ", ".join(f"{n} {m.version(n)}" for n in ("allranks", "torch", "transformers", "peft")))
 PY
+if [ "${1:-}" != demo ] && command -v npm >/dev/null; then
+  npm install --silent --no-save --prefix "$VENV" axe-core@4.14.1 || echo "setup: axe-core could not be installed; the tests of pages skip its checks"
+fi
 touch "$VENV/.allranks-demo"
 [ "${1:-}" = demo ] || touch "$VENV/.allranks-ready"

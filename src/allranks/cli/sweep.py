@@ -121,7 +121,7 @@ def _write_page(sweep: Sweep, runs: list[str]) -> Path | None:
         return None
     page = Path(sweep.folder) / "sweep.html"
     try:
-        write_page(compare_runs(data, [str(folder) for folder in folders]), page)
+        write_page(compare_runs(data, [str(folder) for folder in folders]), page, sweep=Path(sweep.folder).name)
     except OSError as error:
         echo(f"the page cannot be written: {error.strerror}", message=True)
         return None

@@ -279,7 +279,6 @@ class _LivePage:
         self._lock = Lock()
 
     def html(self) -> bytes:
-        from allranks.analysis.report.html import plotly_source
         from allranks.analysis.report.page import render
         from allranks.analysis.report.run_data import read_run_data
         from allranks.launch.outcome import current_metrics
@@ -289,6 +288,6 @@ class _LivePage:
             if time.monotonic() - self._made >= PAGE_S and (self.running or not self._html):
                 self.running = running(self._run)
                 metrics = current_metrics(self._run, alive=True) if self.running else None
-                self._html = render(read_run_data(self._run, metrics), plotly_source()).encode()
+                self._html = render(read_run_data(self._run, metrics)).encode()
                 self._made = time.monotonic()
             return self._html

@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from allranks.analysis.report import html
-from allranks.analysis.report.figures import ACTIVITY_COLOURS, PHASE_COLOURS, STATE_COLOURS
 from allranks.analysis.report.html import Cell, Link, Section, long_cell, number_cell
 from allranks.experiments.gates import PROFILED, TIMED, ComparisonRow, Spread, find_spread, load_figures
+from allranks.utils.palette import ACTIVITY_COLOURS, PHASE_COLOURS, STATE_COLOURS
 from allranks.utils.text import csv_cell, format_bytes
 
 Json = dict[str, Any]
@@ -297,20 +297,17 @@ def _charts(good: list[ComparisonRow], columns: Columns) -> list[html.Bars | Non
     return [_chart(good, *chart, columns[chart[0]][1]) for chart in charts] if good else []
 
 
-def _chart(rows: list[ComparisonRow], whole: str, title: str, parts: Parts, text: Format) -> html.Bars:
-    bars = [(r.strategy, _bar_parts(r.figures), find_spread(r.figures, whole)) for r in rows if r.figures]
-    ends = [max(sum(values[k] for k, _, _ in parts), spread.max if spread else 0.0) for _, values, spread in bars]
-    longest = max(ends, default=1.0) or 1.0
-
-    def bar(name: str, values: Json, spread: Spread | None) -> html.Bar:
-        made = [html.Part(label, text(values[k]), 100 * values[k] / longest, colour) for k, label, colour in parts]
+def _chart(rows: list[ComparisonRow], whole: str, title: str, parts: Parts, show: Format) -> html.Bars | None:
+    bars = []
+    for row in rows:
+        values, spread = _bar_parts(row.figures or {}), find_spread(row.figures or {}, whole)
+        made = [(label, paint, values[key]) for key, label, paint in parts]
         if spread is None:
-            return html.Bar(name, made, text(0.0))
-        line = (100 * spread.min / longest, 100 * (spread.max - spread.min) / longest)
-        return html.Bar(name, made, text(spread.value), range_text(spread, text, " to "), line)
-
-    keys = [(label, colour) for _, label, colour in parts] if len(parts) > 1 else []
-    return html.Bars(title, [bar(*one) for one in bars], keys)
+            bars.append(html.BarValues(row.strategy, made, 0.0))
+        else:
+            ends, text = (spread.min, spread.max), range_text(spread, show, " to ")
+            bars.append(html.BarValues(row.strategy, made, spread.value, ends, text))
+    return html.stacked_bars(title, bars, show)
 
 
 def _bar_parts(figures: Json) -> Json:

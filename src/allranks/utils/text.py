@@ -177,8 +177,10 @@ def format_rate(value: Any) -> str:
 
 
 def format_perplexity(value: Any) -> str:
-    """Format a perplexity with decimals only where they matter: 2.80, 84.1, 1,445."""
+    """Format a perplexity with decimals only where they matter: 2.80, 84.1, 1,445, 1.9e+130."""
     number = finite_float(value)
+    if number is not None and number >= 1e9:
+        return f"{number:.2g}"
     return f"{number:.2f}" if number is not None and abs(number) < 10 else format_rate(value)
 
 

@@ -1,4 +1,4 @@
-"""Build charts of memory and host telemetry, and group a run's charts for the page. Pure; does not import plotly."""
+"""Build charts of memory and host telemetry, and group a run's charts for the page. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from allranks.analysis.report.figures import (
     Value,
     axis,
     band,
-    colour,
     common_byte_unit,
     common_steps,
     downsample,
@@ -26,6 +25,7 @@ from allranks.analysis.report.figures import (
 )
 from allranks.analysis.report.run_data import RunData, StepRecord
 from allranks.analysis.report.step_charts import loss_chart, rank_time_chart, score_chart, step_shapes, throughput_chart
+from allranks.utils.palette import colour
 from allranks.utils.text import as_dicts, finite_float, format_bytes
 
 
@@ -41,7 +41,7 @@ def memory_chart(data: RunData) -> Chart | None:
     figure = {
         "data": traces,
         "layout": step_layout(
-            280, [float(s.step) for s in data.zero.steps], yaxis=axis(rangemode="tozero", ticksuffix=f" {unit}")
+            280, [float(s.step) for s in data.zero.steps], axis("memory", unit=unit, rangemode="tozero")
         ),
     }
     figure["layout"]["shapes"] = step_shapes(data)
@@ -55,8 +55,8 @@ def memory_chart(data: RunData) -> Chart | None:
 def _memory_traces(ranks: dict[int, list[StepRecord]], divisor: float) -> list[Figure]:
     if len(ranks) <= MAX_LINES:
         return [
-            curve(f"rank {r}", [float(s.step) for s in steps], scale([s.memory for s in steps], divisor), colour(i))
-            for i, (r, steps) in enumerate(ranks.items())
+            curve(f"rank {r}", [float(s.step) for s in steps], scale([s.memory for s in steps], divisor), colour(r))
+            for r, steps in ranks.items()
         ]
     rows = common_steps(ranks)
     low, middle, high = band([[s.memory for s in row] for row in rows])
@@ -167,7 +167,7 @@ Lines = dict[str, tuple[list[float], list[Value]]]
 
 def _percent(id: str, title: str, note: str, hosts: Hosts, read: Read) -> Chart | None:
     lines = {host: (xs, [read(row) for row in rows]) for host, (xs, rows) in hosts.items()}
-    return _chart(id, title, note, _draw(lines, 1.0, "hosts"), axis(range=[0, 105], ticksuffix=" %"))
+    return _chart(id, title, note, _draw(lines, 1.0, "hosts"), axis("share", unit="%", range=[0, 105]))
 
 
 def _bytes(id: str, title: str, note: str, hosts: Hosts, keys: Keys) -> Chart | None:
@@ -184,7 +184,7 @@ def _bytes(id: str, title: str, note: str, hosts: Hosts, keys: Keys) -> Chart | 
             for host, (xs, rows) in hosts.items()
         }
         note += f" Sum of {' and '.join(name for name, _ in keys)}."
-    return _chart(id, title, note, _draw(lines, divisor, "hosts"), axis(rangemode="tozero", ticksuffix=f" {unit}/s"))
+    return _chart(id, title, note, _draw(lines, divisor, "hosts"), axis("rate", unit=f"{unit}/s", rangemode="tozero"))
 
 
 def _gpu_charts(hosts: Hosts) -> list[Chart | None]:
@@ -196,21 +196,21 @@ def _gpu_charts(hosts: Hosts) -> list[Chart | None]:
             "GPU utilisation",
             "Share of the time in which a kernel ran.",
             _draw(_gpu_lines(hosts, "utilisation_percent"), 1.0, "GPUs"),
-            axis(range=[0, 105], ticksuffix=" %"),
+            axis("utilisation", unit="%", range=[0, 105]),
         ),
         _chart(
             "gpu-memory",
             "GPU memory",
             "Memory of each GPU in use by all processes.",
             _draw(memory, divisor, "GPUs"),
-            axis(rangemode="tozero", ticksuffix=f" {unit}"),
+            axis("memory", unit=unit, rangemode="tozero"),
         ),
         _chart(
             "gpu-power",
             "GPU power",
             "Power of each GPU.",
             _draw(_gpu_lines(hosts, "power_w"), 1.0, "GPUs"),
-            axis(rangemode="tozero", ticksuffix=" W"),
+            axis("power", unit="W", rangemode="tozero"),
         ),
     ]
 
@@ -250,7 +250,7 @@ def curve(name: str, xs: list[float], ys: list[Value], paint: str) -> Figure:
 def _chart(id: str, title: str, note: str, traces: list[Figure], y: Figure) -> Chart | None:
     if not any(v is not None for trace in traces for v in trace["y"]):
         return None
-    figure = {"data": traces, "layout": layout(HEIGHT, "", yaxis=y)}
+    figure = {"data": traces, "layout": layout(HEIGHT, "", y)}
     return Chart(id, title, note, figure)
 
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from allranks.analysis.metrics import WARMUP_STEPS
 from allranks.analysis.report import html
-from allranks.analysis.report.figures import Chart, axis, colour, layout, line, smoothed, smoothing_width
-from allranks.analysis.report.html import Cell, Page, Section, table
+from allranks.analysis.report.figures import Chart, axis, layout, line, scale_type, smoothed, smoothing_width
+from allranks.analysis.report.html import Bars, BarValues, Cell, Page, Section, stacked_bars, table
 from allranks.analysis.report.run_comparison import (
     FIGURES,
     HIGHER_IS_BETTER,
@@ -19,6 +20,7 @@ from allranks.analysis.report.run_comparison import (
     RunComparison,
 )
 from allranks.rundir.files import write_text_atomic
+from allranks.utils.palette import PALETTE_SIZE, colour
 from allranks.utils.text import (
     finite_float,
     format_bytes,
@@ -48,20 +50,22 @@ FORMATS: dict[str, Callable[[Any], str]] = {
 NAMES = {"train": "train loss", "held_out": "held-out loss"}
 
 
-def write_page(comparison: RunComparison, path: Path) -> None:
-    """Write the page.
+def write_page(comparison: RunComparison, path: Path, sweep: str = "") -> None:
+    """Write the page of runs, or of the sweep of this name.
 
     Raises:
         OSError: it cannot be written.
     """
     page = Page(
-        "run comparison",
-        " / ".join(short_names(comparison.runs)),
+        "sweep" if sweep else "run comparison",
+        sweep or " / ".join(short_names(comparison.runs)),
         _sections(comparison),
         [data_line(comparison)],
-        footer=["Speed and step time exclude the first 5 steps. Made by allranks compare-runs."],
+        footer=[
+            f"Speed and step time exclude the first {WARMUP_STEPS} steps. Made by allranks {'sweep' if sweep else 'compare-runs'}."
+        ],
     )
-    write_text_atomic(path, html.render(page, html.plotly_source()))
+    write_text_atomic(path, html.render(page))
 
 
 def data_line(comparison: RunComparison) -> str:
@@ -107,12 +111,12 @@ def _sections(comparison: RunComparison) -> list[Section]:
         _loss_chart(runs, "step", "held_out"),
         _loss_chart(runs, "tokens", "held_out"),
         _speed_chart(runs),
-        _memory_chart(runs),
+        _memory_bars(runs),
     ]
     notes = "Green: the best value. Mean train loss: of neighbouring steps."
     none = "The specs, and what is known of the environments, are equal."
     return [
-        Section("results", "Results", [("stack", [table("results", "", ["", *names], rows, notes)])]),
+        Section("results", "Results", [("stack", [table("results", "", ["figure", *names], rows, notes)])]),
         Section("curves", "Curves", [("two", charts)], "One colour for each run. Train losses are smoothed if they have many points."),
         Section(
             "differences",
@@ -133,6 +137,11 @@ def _number(text: str, best: bool) -> Cell:
     return Cell(text, "num good" if best else "num")
 
 
+def _run_style(i: int) -> dict[str, Any]:
+    """Return the line of a run: a colour, and another dash where the colours begin again."""
+    return {"paint": colour(i), "dash": ("solid", "dash", "dot")[i // PALETTE_SIZE % 3]}
+
+
 def _loss_chart(runs: Sequence[ComparedRun], kind: str, name: str) -> Chart | None:
     traces = []
     for i, (run, label) in enumerate(zip(runs, short_names(runs), strict=True)):
@@ -140,13 +149,14 @@ def _loss_chart(runs: Sequence[ComparedRun], kind: str, name: str) -> Chart | No
         known = [(float(x), value) for x, value in points if x is not None]
         if known:
             xs, ys = zip(*known, strict=True)
-            traces.append(line(label, xs, ys, colour(i), hovertemplate="%{y:.4f}"))
+            traces.append(line(label, xs, ys, **_run_style(i), hovertemplate="%{y:.4f}"))
     if not traces:
         return None
     title = f"{NAMES[name].capitalize()} by {'step' if kind == 'step' else 'tokens'}"
-    figure = {"data": traces, "layout": layout(HEIGHT, "step" if kind == "step" else "real tokens of all ranks")}
-    figure["layout"]["yaxis"] = axis(title={"text": "loss"})
-    return Chart(f"{name}-{kind}", title, "", figure)
+    own_program = any(tokens is None for run in runs for _, tokens, _ in run.train)  # its unit is not known
+    y = axis("loss", unit="" if own_program else "nats", **scale_type([v for trace in traces for v in trace["y"]]))
+    figure = {"data": traces, "layout": layout(HEIGHT, "step" if kind == "step" else "real tokens of all ranks", y)}
+    return Chart(f"{name}-{kind}", title, "", figure, log=True)
 
 
 def _speed_chart(runs: Sequence[ComparedRun]) -> Chart | None:
@@ -154,35 +164,18 @@ def _speed_chart(runs: Sequence[ComparedRun]) -> Chart | None:
     for i, (run, label) in enumerate(zip(runs, short_names(runs), strict=True)):
         if run.speed:
             xs, ys = zip(*((float(step), rate) for step, rate in run.speed), strict=True)
-            traces += smoothed(label, xs, ys, colour(i), smoothing_width(len(xs)), faint="0.25")
+            traces += smoothed(label, xs, ys, window=smoothing_width(len(xs)), faint="0.25", **_run_style(i))
     if not traces:
         return None
-    figure = {
-        "data": traces,
-        "layout": layout(HEIGHT, "step", yaxis=axis(rangemode="tozero", tickformat="~s", title={"text": "tokens/s"})),
-    }
+    y = axis("speed", unit="tokens/s", rangemode="tozero", tickformat="~s")
+    figure = {"data": traces, "layout": layout(HEIGHT, "step", y)}
     return Chart("speed", "Tokens per second", "Real tokens of all ranks. Bold lines: running means.", figure)
 
 
-def _memory_chart(runs: Sequence[ComparedRun]) -> Chart | None:
+def _memory_bars(runs: Sequence[ComparedRun]) -> Bars | None:
     peaks = [
-        (name, peak, i)
+        BarValues(name, [(name, colour(i), peak)], peak)
         for i, (name, run) in enumerate(zip(short_names(runs), runs, strict=True))
         if (peak := finite_float(run.figures["peak_memory_bytes"]))
     ]
-    if not peaks:
-        return None
-    traces = [
-        {
-            "type": "bar",
-            "name": name,
-            "x": [name],
-            "y": [peak / 2**30],
-            "marker": {"color": colour(i)},
-            "showlegend": False,
-        }
-        for name, peak, i in peaks
-    ]
-    figure = {"data": traces, "layout": layout(HEIGHT, "", bargap=0.5)}
-    figure["layout"]["yaxis"] = axis(rangemode="tozero", title={"text": "GiB"})
-    return Chart("memory", "Peak memory per rank", "The largest of all ranks.", figure)
+    return stacked_bars("Peak memory per rank", peaks, format_bytes, "The largest of all ranks.")

@@ -1,7 +1,7 @@
-"""Build plotly figures as plain dictionaries from the steps of all ranks, and define the colours of all pages. Pure.
+"""Build plotly figures as plain dictionaries from the steps of all ranks. Pure.
 
-A series has at most `MAX_POINTS` points. Colours name the page's CSS variables ("--c1", or "--c1/0.2" with opacity),
-which the page replaces by values, so one figure works in light and dark mode. Titles are HTML above the figure.
+A series has at most `MAX_POINTS` points. The page replaces the names of colours by values, so one figure works in light
+and dark mode. Titles are HTML above the figure; the page puts the title of a y axis above its upper end.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import bisect
 import html
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,7 +19,7 @@ from allranks.analysis.report.run_data import PARTS, StepRecord
 from allranks.rundir.files import replace_non_finite
 from allranks.utils.text import byte_unit
 
-MAX_POINTS = 2000
+MAX_POINTS = 1000
 SMOOTH_ABOVE = 60
 Value = float | None
 Ranks = dict[int, list[StepRecord]]
@@ -163,34 +163,6 @@ class Elapsed:
 
 MAX_LINES = 8
 Figure = dict[str, Any]
-PALETTE_SIZE = 8
-_LIGHT = {
-    "page": "#f5f6f8", "card": "#ffffff", "ink": "#17202c", "muted": "#586474", "line": "#e2e6eb", "grid": "#e9ecf0",
-    "good": "#1a7f4b", "warn": "#9a6100", "bad": "#c0322b", "info": "#2a62c9",
-    "good-soft": "#e5f4ec", "warn-soft": "#fdf1dc", "bad-soft": "#fdeceb", "info-soft": "#e7effc",
-    "shade": "#58647420", "area": "#58647412", "fade": "#0000002e",
-    "c1": "#2f6fdb", "c2": "#e07b1f", "c3": "#1f9d83", "c4": "#8b5cc7", "c5": "#c7a008", "c6": "#7c8896", "c7": "#d14b76", "c8": "#2f9fc4",
-}  # fmt: skip
-_DARK = {
-    "page": "#0e1319", "card": "#161d26", "ink": "#e7ecf2", "muted": "#98a5b5", "line": "#28323f", "grid": "#232d39",
-    "good": "#56c98a", "warn": "#e8b04a", "bad": "#ff8078", "info": "#7fadff",
-    "good-soft": "#12301f", "warn-soft": "#33270e", "bad-soft": "#3a1a19", "info-soft": "#16294a",
-    "shade": "#98a5b522", "area": "#98a5b510", "fade": "#0000002e",
-    "c1": "#6ea2ff", "c2": "#f29b4b", "c3": "#43c4a6", "c4": "#b48af0", "c5": "#dcbc3b", "c6": "#8e9aa9", "c7": "#f07fa2", "c8": "#5cc3e6",
-}  # fmt: skip
-ACTIVITY_COLOURS = {
-    "compute": "--c1",
-    "exposed": "--c2",
-    "hidden": "--c3",
-    "copy": "--c4",
-    "idle": "--c6/0.35",
-    "wait": "--c7",
-}
-"""What a rank does, from a trace."""
-PHASE_COLOURS = {"data": "--c3", "forward": "--c8", "backward": "--c5", "optimizer": "--c7", "other": "--c6/0.5"}
-"""Parts of a step. A timeline shows them beside the activities, so that they differ from compute, exposed and copy."""
-STATE_COLOURS = {"weights": "--c8", "gradients": "--c5", "optimizer": "--c7"}
-"""What a rank holds; each has the colour of the part of the step that makes use of it, or makes it."""
 
 
 @dataclass(frozen=True)
@@ -216,6 +188,8 @@ class Chart:
     note: str
     figure: Figure
     wide: bool = False
+    log: bool = False
+    """Whether a button changes the scale of the first y axis."""
     kind: ClassVar[str] = "chart"
 
     @property
@@ -283,45 +257,40 @@ def smoothed(
     return [line(name, xs, ys, f"{paint}/{faint}", **behind), mean] if faint else [mean]
 
 
-def layout(height: int, x_title: str, **more: Any) -> Figure:
-    """Return a layout with one x axis; `more` adds or replaces entries."""
+def layout(height: int, x_title: str, y: Figure, **more: Any) -> Figure:
+    """Return a layout with one x axis and a y axis; `more` adds or replaces entries."""
     return {
         "height": height,
         "hovermode": "x unified",
         "hoversubplots": "axis",
         "barmode": "stack",
         "xaxis": {"title": {"text": x_title, "standoff": 6}, "zeroline": False, "automargin": True},
-        "yaxis": axis(),
+        "yaxis": y,
         **more,
     }
 
 
-def step_layout(height: int, steps: Sequence[float], **more: Any) -> Figure:
+def step_layout(height: int, steps: Sequence[float], y: Figure, **more: Any) -> Figure:
     """Return a layout over steps, without ticks between steps."""
-    axes = layout(height, "step", **more)
+    axes = layout(height, "step", y, **more)
     if steps and max(steps) - min(steps) <= 10:
         axes["xaxis"]["dtick"] = 1
     return axes
 
 
-def axis(low: float = 0.0, high: float = 1.0, **more: Any) -> Figure:
-    """Return a y axis that uses a part of the height."""
-    return {"domain": [low, high], "automargin": True, "exponentformat": "e", "zeroline": False, **more}
-
-
-def row_name(text: str, number: int) -> Figure:
-    """Return the name of a row of a figure, above its left corner."""
-    return {
-        "text": text,
-        "xref": "paper",
-        "x": 0,
-        "xanchor": "left",
-        "yref": f"y{number if number > 1 else ''} domain",
-        "y": 1,
-        "yanchor": "bottom",
-        "showarrow": False,
-        "font": {"size": 12},
+def axis(title: str, low: float = 0.0, high: float = 1.0, *, unit: str = "", **more: Any) -> Figure:
+    """Return a y axis that uses a part of the height; the unit is in its title and beside the values."""
+    named = {
+        "title": {"text": f"{title} ({unit.strip()})" if unit else title},
+        "ticksuffix": f" {unit}" if unit else "",
     }
+    return {**named, "domain": [low, high], "automargin": True, "exponentformat": "e", "zeroline": False, **more}
+
+
+def scale_type(values: Sequence[Value]) -> Figure:
+    """Return a logarithmic scale for positive values of more than two orders of magnitude; otherwise a linear one."""
+    known = [v for v in values if v is not None]
+    return {"type": "log"} if known and 0 < 100 * min(known) < max(known) else {}
 
 
 def warmup_shapes(first: int, last: int) -> list[Figure]:
@@ -353,29 +322,6 @@ def common_byte_unit(values: Sequence[Value]) -> tuple[float, str]:
 def scale(values: Sequence[Value], divisor: float) -> list[Value]:
     """Return values in a larger unit."""
     return [None if v is None else v / divisor for v in values]
-
-
-def colour(i: int) -> str:
-    """Return the i-th colour of the palette."""
-    return f"--c{i % PALETTE_SIZE + 1}"
-
-
-def css_value(name: str) -> str:
-    """Return a colour as a value in CSS: ``--c1/0.5`` becomes a mix with nothing."""
-    variable, _, opacity = name.partition("/")
-    return f"color-mix(in srgb, var({variable}) {float(opacity):.0%}, transparent)" if opacity else f"var({variable})"
-
-
-def stylesheet() -> str:
-    """Return the CSS that defines all colours, for a page's ``<style>``."""
-    return (
-        f":root {{ color-scheme: light dark; {_declarations(_LIGHT)} }}\n"
-        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {_declarations(_DARK)} }} }}\n"
-    )
-
-
-def _declarations(values: Mapping[str, str]) -> str:
-    return " ".join(f"--{name}: {value};" for name, value in values.items())
 
 
 def figures_json(charts: list[Chart]) -> str:

@@ -8,17 +8,19 @@ of them: it escapes every text, hides secrets, and gives the page a policy that 
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jinja2
 from markupsafe import Markup
 
-from allranks.analysis.report.figures import Chart, css_value, figures_json, stylesheet
+from allranks.analysis.report.figures import Chart, figures_json
+from allranks.utils.palette import css_value, stylesheet
 from allranks.utils.redaction import redact, redact_forms
 from allranks.utils.text import NO_VALUE, format_value, printable
 from allranks.version import __version__
@@ -99,13 +101,23 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """A chart of bars that needs no script; the legend has the values if there is one bar."""
+    """A chart of bars that needs no script; the legend has the values if there is one bar without name."""
 
     title: str
     bars: list[Bar]
     keys: list[tuple[str, str]]
     note: str = ""
     kind: ClassVar[str] = "bars"
+
+
+class BarValues(NamedTuple):
+    """The values of a bar: parts as (name, colour, value), the total, and the range of the total with its text."""
+
+    name: str
+    parts: Sequence[tuple[str, str, float]]
+    total: float
+    range: tuple[float, float] = (0.0, 0.0)
+    range_text: str = ""
 
 
 @dataclass(frozen=True)
@@ -206,43 +218,28 @@ class Page:
     footer: Sequence[str] = ()
 
 
-def plotly_source() -> str | None:
-    """Return plotly.js, or None if the `report` extra is not installed."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        return None
-    return get_plotlyjs()
-
-
-def render(page: Page, plotly: str | None = None) -> str:
-    """Return the page as HTML. Without plotly.js it has no charts of plotly, and explains how to get them."""
-    groups = [group for section in page.sections for _, group in section.groups]
-    charts = [block for group in groups for block in group if isinstance(block, Chart)]
-    shown = charts if plotly else []
+def render(page: Page) -> str:
+    """Return the page as HTML. A page with charts holds plotly.js."""
     sections = []
     for section in page.sections:
-        kept = [
-            (layout, [b for b in blocks if b and (plotly or not isinstance(b, Chart))])
-            for layout, blocks in section.groups
-        ]
-        if kept := [group for group in kept if group[1]]:
+        groups = [(layout, [block for block in blocks if block]) for layout, blocks in section.groups]
+        if kept := [group for group in groups if group[1]]:
             sections.append((section, kept))
-    script = _asset("page.js") if shown else ""
+    charts = [b for _, groups in sections for _, blocks in groups for b in blocks if isinstance(b, Chart)]
+    script = _asset("page.js")
     html = _template().render(
         page=page,
         sections=sections,
         card_columns=_card_columns(len(page.cards)),
-        charts_missing=bool(charts) and not plotly,
-        figures=Markup(figures_json(shown)) if shown else "",  # noqa: S704 - figures_json made it safe
+        figures=Markup(figures_json(charts)) if charts else "",  # noqa: S704 - figures_json made it safe
         version=__version__,
         css=Markup(_asset("page.css")),  # noqa: S704 - our own file
         script=Markup(script),  # noqa: S704 - our own file
-        plotly_slot=Markup(PLOTLY_SLOT if shown else ""),  # noqa: S704 - our own mark
-        policy=Markup(content_security_policy([script, plotly or ""] if shown else [])),  # noqa: S704 - our own text
+        plotly_slot=Markup(PLOTLY_SLOT),  # noqa: S704 - our own mark
+        policy=Markup(content_security_policy([script.encode(), gzip.decompress(_plotly())] if charts else [])),  # noqa: S704
     )
     html = redact_forms(html)  # second safeguard: each text was already sanitized when it was read
-    return html.replace(PLOTLY_SLOT, f"<script>{plotly}</script>" if plotly else "", 1)
+    return html.replace(PLOTLY_SLOT, base64.b64encode(_plotly()).decode(), 1)
 
 
 def _card_columns(cards: int) -> int:
@@ -250,9 +247,9 @@ def _card_columns(cards: int) -> int:
     return min(cards, 5) if cards in (5, 9, 10) else 3 if cards in (3, 6) else min(cards, 4)
 
 
-def content_security_policy(scripts: list[str]) -> str:
+def content_security_policy(scripts: list[bytes]) -> str:
     """Return the page's content policy: it loads nothing, and only runs our scripts, identified by their hashes."""
-    hashes = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts if s]
+    hashes = [base64.b64encode(hashlib.sha256(s).digest()).decode() for s in scripts]
     allowed = "script-src " + " ".join(f"'sha256-{h}'" for h in hashes) + "; " if hashes else ""
     return f"default-src 'none'; {allowed}style-src 'unsafe-inline'; img-src data: blob:"
 
@@ -260,6 +257,11 @@ def content_security_policy(scripts: list[str]) -> str:
 @cache
 def _asset(name: str) -> str:
     return (resources.files("allranks.analysis.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+@cache
+def _plotly() -> bytes:
+    return (resources.files("allranks.analysis.report") / "vendor" / "plotly-basic.min.js.gz").read_bytes()
 
 
 def html_environment() -> jinja2.Environment:
@@ -293,6 +295,26 @@ def table(id: str, title: str, columns: list[str], rows: Iterable[Row], note: st
     """Return a table, or None if it would be empty."""
     made = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
     return Table(id, title, columns, made, note) if made else None
+
+
+def stacked_bars(title: str, rows: Sequence[BarValues], show: Callable[[float], str], note: str = "") -> Bars | None:
+    """Return bars with widths as shares of the longest one or of the longest range, or None if all are empty."""
+    longest = max((max(sum(value for *_, value in row.parts), row.range[1]) for row in rows), default=0.0)
+    if longest <= 0:
+        return None
+    scale = 100 / longest
+    bars = [
+        Bar(
+            row.name,
+            [Part(name, show(value), scale * value, paint) for name, paint, value in row.parts if value > 0],
+            show(row.total),
+            row.range_text,
+            (scale * row.range[0], scale * (row.range[1] - row.range[0])),
+        )
+        for row in rows
+    ]
+    keys = dict.fromkeys((name, paint) for row in rows for name, paint, _ in row.parts if len(row.parts) > 1)
+    return Bars(title, bars, list(keys), note)
 
 
 def listing(

@@ -13,11 +13,11 @@ from typing import Any
 from allranks.analysis.diagnose.run_outcome import failure_headline
 from allranks.analysis.metrics import before_and_after
 from allranks.analysis.report import charts, html, tables
-from allranks.analysis.report.figures import colour
 from allranks.analysis.report.html import (
     Answer,
     Bar,
     Bars,
+    BarValues,
     Group,
     Item,
     Items,
@@ -28,12 +28,13 @@ from allranks.analysis.report.html import (
     Sample,
     Samples,
     Section,
-    plotly_source,
+    stacked_bars,
 )
 from allranks.analysis.report.run_data import RunData, read_run_data
 from allranks.rundir.files import write_text_atomic
 from allranks.rundir.paths import RunDir
 from allranks.utils import text
+from allranks.utils.palette import RUN_COLOURS
 from allranks.utils.text import finite_float, finite_int, sanitize
 
 
@@ -43,12 +44,12 @@ def write_report(run: RunDir, metrics: dict[str, Any] | None = None) -> Path:
     Raises:
         OSError: the page cannot be written (no such folder, disk full).
     """
-    write_text_atomic(run.report, render(read_run_data(run, metrics), plotly_source()))
+    write_text_atomic(run.report, render(read_run_data(run, metrics)))
     return run.report
 
 
-def render(data: RunData, plotly: str | None) -> str:
-    """Return the page as HTML. Without plotly it has no charts, and explains how to get them."""
+def render(data: RunData) -> str:
+    """Return the page as HTML."""
     again = f"allranks report {data.name}"
     defined = (
         "Real tokens exclude padding; trained tokens are included in the loss. Speed and step time exclude the first 5 "
@@ -64,7 +65,7 @@ def render(data: RunData, plotly: str | None) -> str:
         key_figures(data),
         [*([] if data.own_program else [defined]), f"Made from the files of the run folder; {again} makes it again."],
     )
-    return html.render(page, plotly)
+    return html.render(page)
 
 
 def _status(data: RunData) -> str:
@@ -123,13 +124,13 @@ def _sections(data: RunData) -> list[Section]:
 
 STATUS_TONES = {"succeeded": "good", "stopped": "warn", "failed": "bad", "running": "info", "unfinished": "warn"}
 PHASES = {
-    "join": ("starting and rendezvous", 6),
-    "prepare": ("preparing data", 5),
-    "build": ("building the model", 4),
-    "prove": ("checking the ranks", 8),
-    "train": ("training", 1),
-    "evaluate": ("evaluating", 2),
-    "save": ("saving", 3),
+    "start": "starting and rendezvous",
+    "prepare": "preparing data",
+    "build": "building the model",
+    "prove": "checking the ranks",
+    "train": "training",
+    "evaluate": "evaluating",
+    "save": "saving",
 }
 
 
@@ -269,31 +270,24 @@ def proof(data: RunData) -> Items | None:
 
 
 TIME_PARTS = {
-    "productive": "--c1", "repeated": "--c5", "startup": "--c6", "evaluation": "--c2", "checkpoint": "--c3",
-    "detection": "--c7", "restart": "--c4", "other": "--c6/0.5",
+    "productive": "train", "repeated": "repeated", "startup": "start", "evaluation": "evaluate", "checkpoint": "save",
+    "detection": "detection", "restart": "restart", "other": "other",
 }  # fmt: skip
+"""Parts of the wall time as in metrics.json, each with its name in `RUN_COLOURS`."""
 
 
 def _attempt_bars(effective: dict[str, Any]) -> Bars | None:
     """Return the wall time of each attempt by its parts, as shares of the longest attempt."""
     attempts = text.as_dicts(effective.get("attempts"))
-    longest = max((finite_float(one.get("wall_time_s")) or 0.0 for one in attempts), default=0.0)
-    if not longest:
-        return None
-    bars = []
+    shown = {k: RUN_COLOURS[part] for k, part in TIME_PARTS.items() if finite_float(effective.get(f"{k}_s"))}
+    rows = []
     for one in attempts:
-        known = {kind: finite_float(one.get(f"{kind}_s")) or 0.0 for kind in TIME_PARTS}
-        parts = [Part(k, text.format_duration(s), 100 * s / longest, TIME_PARTS[k]) for k, s in known.items() if s]
-        bars.append(Bar(f"attempt {one.get('attempt')}", parts, text.format_duration(one.get("wall_time_s"))))
-    shown = [kind for kind in TIME_PARTS if finite_float(effective.get(f"{kind}_s"))]
+        known = {kind: finite_float(one.get(f"{kind}_s")) or 0.0 for kind in shown}
+        parts = [(kind.replace("startup", "start-up"), shown[kind], seconds) for kind, seconds in known.items()]
+        rows.append(BarValues(f"attempt {one.get('attempt')}", parts, finite_float(one.get("wall_time_s")) or 0.0))
     note = f"{text.format_percent(effective.get('share'))} of {text.format_duration(effective.get('wall_time_s'))} was "
     note += "training that counts. Repeated: steps trained again. Restart: from the verdict to the ranks' next start."
-    return Bars(
-        "Wall time of the attempts",
-        bars,
-        [(kind.replace("startup", "start-up"), TIME_PARTS[kind]) for kind in shown],
-        note,
-    )
+    return stacked_bars("Wall time of the attempts", rows, text.format_duration, note)
 
 
 def time_budget(data: RunData) -> Bars | None:
@@ -305,15 +299,15 @@ def time_budget(data: RunData) -> Bars | None:
         return None
     spent: dict[str, float] = {}
     for attempt in data.zero.attempts:
-        marks = [("join", attempt.began)] if attempt.began is not None else []
+        marks = [("start", attempt.began)] if attempt.began is not None else []
         marks = [*marks, *attempt.phases, ("", attempt.ended)]
         for (name, start), (_, end) in pairwise(marks):
             if start is not None and end is not None and name in PHASES:
                 spent[name] = spent.get(name, 0.0) + max(end - start, 0.0)
     total = sum(spent.values())
     parts = [
-        Part(name, text.format_duration(round(spent[key], 3)), 100 * spent[key] / total, colour(paint - 1))
-        for key, (name, paint) in PHASES.items()
+        Part(name, text.format_duration(round(spent[key], 3)), 100 * spent[key] / total, RUN_COLOURS[key])
+        for key, name in PHASES.items()
         if total and spent.get(key, 0.0) > 0.0005 * total
     ]
     note = "Time of rank 0, from start to end."

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from allranks.analysis.metrics import WARMUP_STEPS
 from allranks.analysis.report.figures import (
-    PHASE_COLOURS,
     Chart,
     Figure,
+    Value,
     axis,
-    colour,
     layout,
     line,
     marker_line,
     rank_times,
     rates,
-    row_name,
+    scale_type,
     smooth,
     smoothed,
     smoothing_width,
@@ -23,6 +22,7 @@ from allranks.analysis.report.figures import (
 )
 from allranks.analysis.report.run_data import PARTS, Events, RunData, StepRecord
 from allranks.rundir.events import REPORTED
+from allranks.utils.palette import PHASE_COLOURS, colour
 from allranks.utils.text import finite_float
 
 HEIGHT = 280
@@ -45,9 +45,10 @@ def loss_chart(data: RunData) -> Chart | None:
         width = None if name == "learning rate" else smoothing_width(len(xs))
         shown = smooth(values, width) if width else values
         traces.append(line(name, xs, shown, colour(3 + i), axis=i + 2, width=1.5, showlegend=False, mode="lines"))
-    figure = {"data": traces, "layout": _loss_layout(data, [name for name, _ in rows])}
+    losses = [v for trace in traces if "yaxis" not in trace for v in trace["y"]]
+    figure = {"data": traces, "layout": _loss_layout(data, losses, rows)}
     title = "Loss and learning rate" if rows else "Loss"
-    return Chart("loss", title, _loss_note(data, len(xs), bool(evals)), figure, wide=True)
+    return Chart("loss", title, _loss_note(data, len(xs), bool(evals)), figure, wide=True, log=True)
 
 
 def _loss_traces(steps: list[StepRecord], evals: Events) -> list[Figure]:
@@ -60,15 +61,16 @@ def _loss_traces(steps: list[StepRecord], evals: Events) -> list[Figure]:
     return traces
 
 
-def _loss_layout(data: RunData, rows: list[str]) -> Figure:
-    bottom = 0.22 * len(rows)
-    more: Figure = {"yaxis": axis(bottom + 0.06 if rows else 0.0, 1.0)}
-    for i, _ in enumerate(rows):
+def _loss_layout(data: RunData, losses: list[Value], rows: list[tuple[str, list[Value]]]) -> Figure:
+    bottom, unit = 0.22 * len(rows), "" if data.own_program else "nats"
+    y = axis("loss", bottom + 0.06 if rows else 0.0, 1.0, unit=unit, **scale_type(losses))
+    more: Figure = {}
+    for i, (name, values) in enumerate(rows):
         top = bottom - 0.22 * i - 0.05
-        more[f"yaxis{i + 2}"] = axis(top - 0.13, top, nticks=3, rangemode="tozero")
-    axes = step_layout(300 + 80 * len(rows), [0.0, *(float(s.step) for s in data.zero.steps)], **more)
+        kind = scale_type(values) if name == "gradient norm" else {}
+        more[f"yaxis{i + 2}"] = axis(name, top - 0.13, top, nticks=3, **(kind or {"rangemode": "tozero"}))
+    axes = step_layout(300 + 80 * len(rows), [0.0, *(float(s.step) for s in data.zero.steps)], y, **more)
     axes["xaxis"]["anchor"] = f"y{len(rows) + 1}" if rows else "y"
-    axes["annotations"] = [row_name(name, i + 2) for i, name in enumerate(rows)]
     axes["shapes"] = step_shapes(data) + [marker_line(e["from_step"]) for e in data.zero.of("resume")]
     return axes
 
@@ -107,7 +109,8 @@ def score_chart(data: RunData) -> Chart | None:
         return None
     top = max(max(t["y"]) for t in traces)
     limits = {"range": [0, min(1.05, max(top * 1.15, 0.1))], "tickformat": ".0%"}
-    figure = {"data": traces, "layout": step_layout(230, [x for t in traces for x in t["x"]], yaxis=axis(**limits))}
+    y = axis("share of the held-out rows", **limits)
+    figure = {"data": traces, "layout": step_layout(230, [x for t in traces for x in t["x"]], y)}
     title = "Exact match" if traces[0]["name"] == "exact match" else "Accuracy"
     return Chart("score", title, "Share of the held-out rows with the right answer.", figure, wide=True)
 
@@ -123,7 +126,8 @@ def throughput_chart(data: RunData) -> Chart | None:
     trained = [each for _, _, each in lines]
     if any(v is not None for v in trained):
         traces += smoothed("trained", xs, trained, colour(2), width, faint="0.25")
-    figure = {"data": traces, "layout": step_layout(HEIGHT, xs, yaxis=axis(rangemode="tozero", tickformat="~s"))}
+    y = axis("speed", unit="tokens/s", rangemode="tozero", tickformat="~s")
+    figure = {"data": traces, "layout": step_layout(HEIGHT, xs, y)}
     figure["layout"]["shapes"] = warmup_shapes(lines[0][0], lines[-1][0])
     return Chart("throughput", "Tokens per second", _throughput_note(data, width), figure)
 
@@ -168,8 +172,8 @@ def rank_time_chart(data: RunData) -> Chart | None:
         }
         for name, values, paint in [*parts, (rest[0], [r.other for r in ranks], rest[1])]
     ]
-    figure = {"data": traces, "layout": layout(HEIGHT, "rank", bargap=0.5 if len(ranks) < 8 else 0.25)}
-    figure["layout"]["yaxis"] = axis(rangemode="tozero", ticksuffix=f" {unit}")
+    y = axis("mean step", unit=unit, rangemode="tozero")
+    figure = {"data": traces, "layout": layout(HEIGHT, "rank", y, bargap=0.5 if len(ranks) < 8 else 0.25)}
     if len(ranks) <= 24:
         figure["layout"]["xaxis"]["dtick"] = 1
     note = "Mean of the steps after warm-up, by rank."

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from allranks.analysis.report.figures import ACTIVITY_COLOURS
 from allranks.analysis.report.html import (
-    Bar,
     Bars,
+    BarValues,
     Cell,
     Item,
     Items,
     KeyFigure,
     Page,
-    Part,
     Section,
     Table,
     render,
+    stacked_bars,
     table,
 )
 from allranks.analysis.trace.records import Breakdown, TraceReport
@@ -27,6 +26,7 @@ from allranks.analysis.trace.steps import sum_breakdowns
 from allranks.analysis.trace.tables import Block, Line, report_parts, subtitle
 from allranks.analysis.trace.tables import Cell as TerminalCell
 from allranks.analysis.trace.tables import Table as TerminalTable
+from allranks.utils.palette import ACTIVITY_COLOURS
 from allranks.utils.text import format_bytes, format_percent_of, format_seconds, sanitize
 
 MAX_BARS = 32
@@ -103,28 +103,15 @@ def page_tables(blocks: Iterable[Block]) -> list[Table | None]:
 
 def _bars(title: str, ranks: Sequence[tuple[int, list[tuple[str, str, float]]]], note: str) -> Bars | None:
     """Return a stacked bar of times for each rank; its parts are (name, colour, seconds)."""
-    shown = [(rank, parts, sum(seconds for _, _, seconds in parts)) for rank, parts in ranks[:MAX_BARS]]
-    longest = max((total for _, _, total in shown), default=0.0)
-    if longest <= 0:
-        return None
     if len(ranks) > MAX_BARS:
         note += f" {len(ranks) - MAX_BARS} more ranks are in summary.csv."
-    bars = [
-        Bar(
-            f"rank {rank}",
-            [Part(name, format_seconds(seconds), 100 * seconds / longest, paint) for name, paint, seconds in parts],
-            format_seconds(total),
-        )
-        for rank, parts, total in shown
-    ]
-    return Bars(title, bars, [(name, paint) for name, paint, _ in shown[0][1]], note)
+    rows = [BarValues(f"rank {rank}", parts, sum(part[2] for part in parts)) for rank, parts in ranks[:MAX_BARS]]
+    return stacked_bars(title, rows, format_seconds, note)
 
 
 def _breakdown_bars(report: TraceReport) -> Bars | None:
-    ranks = [
-        (r.rank, [(name, ACTIVITY_COLOURS[paint], of(r.total)) for name, paint, of in _PARTS]) for r in report.ranks
-    ]
-    return _bars("Time by rank", ranks, report.definition)
+    ranks = [(r.rank, [(name, ACTIVITY_COLOURS[key], of(r.total)) for name, key, of in _PARTS]) for r in report.ranks]
+    return _bars("Parts of the time, by rank", ranks, report.definition)
 
 
 def _waiting_bars(report: TraceReport) -> Bars | None:
@@ -135,16 +122,14 @@ def _waiting_bars(report: TraceReport) -> Bars | None:
         if row.rank in waited:
             launched[row.rank] += row.time_s
     fake = report.startup.fake_wait_s if report.startup else {}
-    ranks = [
-        (
-            rank,
-            [
-                ("transfer", ACTIVITY_COLOURS["hidden"], max(launched[rank] - wait - fake.get(rank, 0.0), 0.0)),
-                ("waiting for the last rank", ACTIVITY_COLOURS["wait"], wait),
-            ],
-        )
-        for rank, wait in sorted(waited.items())
-    ]
+    ranks = []
+    for rank, wait in sorted(waited.items()):
+        transfer = max(launched[rank] - wait - fake.get(rank, 0.0), 0.0)
+        parts = [
+            ("transfer", ACTIVITY_COLOURS["hidden"], transfer),
+            ("waiting for the last rank", ACTIVITY_COLOURS["wait"], wait),
+        ]
+        ranks.append((rank, parts))
     note = "Sums over collectives, including concurrent ones. The other ranks wait for the rank with the least waiting."
     return _bars("Transfer and waiting, by rank", ranks, note)
 

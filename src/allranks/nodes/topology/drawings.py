@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
-import re
 from collections import Counter
 from collections.abc import Sequence
+from html import escape
 
 import msgspec
-from rich.console import Console
-from rich.terminal_theme import DEFAULT_TERMINAL_THEME
 from rich.text import Text
 
 from allranks.planning.records import LINK_TYPES, Topology, TopologyDevice, TopologyLink, link_distance
+from allranks.utils.palette import stylesheet
 
 
 class DeviceGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,11 +172,26 @@ def _text_legend(text: Text, topology: Topology) -> None:
         text.append(f"{LINK_TYPES.get(kind, 'an unknown type')}\n")
 
 
+_SVG_CLASSES = {"dim": "--muted", "green": "--good", "cyan": "--info", "yellow": "--warn", "red": "--bad"}
+
+
 def draw_svg(topology: Topology) -> str:
-    """Return the drawing of `draw_text` as one SVG document in a monospace font; it loads nothing from the network."""
-    text = draw_text(topology)
-    width = max(len(line) for line in text.plain.splitlines()) + 1
-    console = Console(record=True, width=width, file=io.StringIO(), highlight=False)
-    console.print(text, soft_wrap=True)
-    picture = console.export_svg(title="nvidia-smi topo -m", theme=DEFAULT_TERMINAL_THEME)
-    return re.sub(r"@font-face\s*\{.*?\}", "", picture, flags=re.DOTALL)
+    """Return the drawing of `draw_text` as SVG in the colours of all pages; it loads nothing from the network."""
+    lines = draw_text(topology).split("\n")
+    width, height = 40 + 8.5 * max(len(line) for line in lines), 40 + 20 * len(lines)
+    fills = " ".join(f".{name} {{ fill: var({paint}) }}" for name, paint in _SVG_CLASSES.items())
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height}" role="img">',
+        "<title>Topology of GPUs and network cards</title>",
+        f"<style>{stylesheet()} text {{ font: 14px ui-monospace, Menlo, Consolas, monospace; fill: var(--ink);"
+        f" white-space: pre }} .bold {{ font-weight: 700 }} {fills}</style>",
+        f'<rect width="{width:.0f}" height="{height}" rx="12" fill="var(--card)" stroke="var(--line)"/>',
+    ]
+    for number, line in enumerate(lines):
+        pieces, end = [], 0
+        for span in line.spans:
+            pieces += [escape(line.plain[end : span.start]), f'<tspan class="{span.style}">']
+            pieces += [escape(line.plain[span.start : span.end]), "</tspan>"]
+            end = span.end
+        parts.append(f'<text x="20" y="{34 + 20 * number}">{"".join(pieces)}{escape(line.plain[end:])}</text>')
+    return "\n".join([*parts, "</svg>\n"])

@@ -1,8 +1,12 @@
 "use strict";
-(() => {
+(async () => {
   const figures = JSON.parse(document.getElementById("figures").textContent);
-  const plots = [...document.querySelectorAll(".plot")].filter((box) => figures[box.dataset.figure]);
-  if (!plots.length || typeof Plotly === "undefined") return;
+  const plots = [...document.querySelectorAll(".plot")];
+  // plotly.js is compressed; the page's policy allows this script by its hash, as it allows no other
+  const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (c) => c.charCodeAt(0));
+  const plotly = document.createElement("script");
+  plotly.textContent = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  document.head.append(plotly);
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const touch = matchMedia("(pointer: coarse)").matches;
   const drawn = new Set();
@@ -26,18 +30,30 @@
     const { data, layout } = themed(figures[box.dataset.figure]);
     const narrow = box.clientWidth < 520;
     const lines = { gridcolor: paint("--grid"), linecolor: paint("--line"), tickcolor: paint("--line"), fixedrange: touch };
+    const titles = [];
     for (const key of Object.keys(layout).filter((k) => /^[xy]axis\d*$/.test(k))) {
-      layout[key] = { ...lines, ...layout[key] };
-      if (key.startsWith("x")) layout[key] = { showgrid: false, showline: true, ...layout[key] };
+      const axis = layout[key] = { ...lines, ...layout[key] };
+      if (key.startsWith("x")) {
+        layout[key] = { showgrid: false, showline: true, ...axis };
+        continue;
+      }
+      // the title of a y axis stands above its upper end; its unit is beside the values when one points at them
+      const id = key.replace("axis", "");
+      const text = axis.title.text + (axis.type === "log" ? ", log scale" : "");
+      titles.push({ text, xref: "paper", x: 0, xanchor: "left", yref: `${id} domain`, y: 1, yanchor: "bottom", showarrow: false, font: { size: narrow ? 11 : 12 } });
+      for (const trace of data.filter((t) => (t.yaxis || "y") === id)) trace.hovertemplate ??= `%{y}${axis.ticksuffix}`;
+      Object.assign(axis, { title: {}, ticksuffix: "" });
+      if (axis.type === "log") axis.dtick = narrow ? 1 : "D2";
     }
     return {
       data,
       layout: {
         ...layout,
+        annotations: titles,
         font: { family: getComputedStyle(document.body).fontFamily, size: narrow ? 11 : 12, color: paint("--muted") },
         paper_bgcolor: "rgba(0,0,0,0)",
         plot_bgcolor: "rgba(0,0,0,0)",
-        margin: { l: 8, r: 12, t: 10, b: 8 },
+        margin: { l: 8, r: 12, t: 24, b: 8 },
         showlegend: false,
         hoverlabel: { namelength: -1, bgcolor: paint("--card"), bordercolor: paint("--line"), font: { color: paint("--ink") } },
         dragmode: touch ? false : "zoom",
@@ -56,18 +72,26 @@
     drawn.add(box);
   };
 
-  // a key shows or hides its curves
-  const toggle = (event) => {
-    const key = event.currentTarget;
+  // a key shows or hides its curves, or changes the scale; a page that loads itself again remembers what was chosen
+  const buttons = [...document.querySelectorAll(".keys button")];
+  const toggle = (key) => {
     const box = key.closest(".chart").querySelector(".plot");
-    const hidden = key.getAttribute("aria-pressed") !== "true";
-    key.setAttribute("aria-pressed", String(hidden));
-    for (const trace of figures[box.dataset.figure].data) {
-      if ((trace.legendgroup || trace.name) === key.dataset.group) trace.visible = !hidden;
-    }
-    draw(box);
+    const { data, layout } = figures[box.dataset.figure];
+    const on = key.getAttribute("aria-pressed") !== "true";
+    key.setAttribute("aria-pressed", String(on));
+    if (key.classList.contains("log")) layout.yaxis.type = on ? "log" : "linear";
+    for (const trace of data) if ((trace.legendgroup || trace.name) === key.dataset.group) trace.visible = on;
+    return box;
   };
-  document.querySelectorAll(".keys button").forEach((key) => key.addEventListener("click", toggle));
+  const chosen = new Set(history.state?.chosen);
+  buttons.forEach((key, i) => {
+    if (chosen.has(i)) toggle(key);
+    key.addEventListener("click", () => {
+      draw(toggle(key));
+      chosen.delete(i) || chosen.add(i);
+      history.replaceState({ chosen: [...chosen] }, "");
+    });
+  });
 
   // a phone draws a chart when it comes near, not all of them at once
   const near = new IntersectionObserver((seen) => {
