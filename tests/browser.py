@@ -23,9 +23,10 @@ class Browser:
         flags += [f"--user-data-dir={profile}", "--remote-debugging-pipe", "--hide-scrollbars", "about:blank"]
         # Chromium reads commands from descriptor 3 and writes answers to 4
         command = ["bash", "-c", f'exec 3<&{read} 4>&{write}; exec "$@"', "bash", str(CHROMIUM), *flags]
-        pipe = subprocess.DEVNULL
-        self._process = subprocess.Popen(command, pass_fds=(read, write), stdout=pipe, stderr=pipe)
-        os.close(read), os.close(write)
+        nothing = subprocess.DEVNULL
+        self._process = subprocess.Popen(command, pass_fds=(read, write), stdout=nothing, stderr=nothing)
+        for end in (read, write):
+            os.close(end)
         self._number, self._rest, self._session, self._loaded = 0, b"", "", False
         self.problems: list[str] = []
         tab = next(t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page")["targetId"]
@@ -35,11 +36,8 @@ class Browser:
 
     def close(self) -> None:
         """End the browser."""
-        os.close(self._to), os.close(self._from)  # it ends when its pipe closes
-        try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+        self.call("Browser.close")
+        self._process.wait(30)
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         """Return the answer to a command of the DevTools protocol."""
@@ -93,13 +91,14 @@ class Browser:
             assert time.monotonic() < end, f"never true: {script}"
             time.sleep(0.05)
 
-    def scroll_through(self) -> None:
-        """Scroll to the end, so that everything is drawn, and back."""
+    def draw(self) -> None:
+        """Scroll to the end and back, and wait until every chart is drawn."""
         self.run(
-            "(async () => { const frame = () => new Promise(r => requestAnimationFrame(() => setTimeout(r, 20)));"
-            "for (let y = 0; y < document.documentElement.scrollHeight; y += 600)"
-            "{ scrollTo({top: y, behavior: 'instant'}); await frame(); await frame(); } scrollTo({top: 0, behavior: 'instant'}); })()"
+            "(async () => { for (let y = 0; y < document.documentElement.scrollHeight; y += 600) {"
+            "scrollTo({top: y, behavior: 'instant'}); await new Promise(r => requestAnimationFrame(() => setTimeout(r, 40)));"
+            "} scrollTo({top: 0, behavior: 'instant'}); })()"
         )
+        self.until("[...document.querySelectorAll('.plot')].every((p) => p.querySelector('svg.main-svg'))")
 
     def screenshot(self, path: Path, top: float = 0, height: float = 900) -> None:
         """Write a part of the page as PNG."""

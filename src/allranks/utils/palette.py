@@ -5,8 +5,6 @@ Figures name a colour by its CSS variable: ``--c1``, or ``--c1/0.2`` with opacit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 PALETTE_SIZE = 8
 _LIGHT = {
     "page": "#f5f6f8", "card": "#ffffff", "ink": "#17202c", "muted": "#586474", "line": "#e2e6eb", "grid": "#e9ecf0",
@@ -23,13 +21,8 @@ _DARK = {
     "c1": "#6ea2ff", "c2": "#f29b4b", "c3": "#43c4a6", "c4": "#b48af0", "c5": "#dcbc3b", "c6": "#8e9aa9", "c7": "#f07fa2", "c8": "#5cc3e6",
 }  # fmt: skip
 ACTIVITY_COLOURS = {
-    "compute": "--c1",
-    "exposed": "--c2",
-    "hidden": "--c3",
-    "copy": "--c4",
-    "idle": "--c6/0.35",
-    "wait": "--c7",
-}
+    "compute": "--c1", "exposed": "--c2", "hidden": "--c3", "copy": "--c4", "idle": "--c6/0.35", "wait": "--c7"
+}  # fmt: skip
 """What a rank does, from a trace."""
 RUN_COLOURS = {
     "start": "--c6", "prepare": "--c5", "build": "--c4", "prove": "--c8", "train": "--c1", "evaluate": "--c2",
@@ -55,11 +48,6 @@ def css_value(name: str) -> str:
 
 def stylesheet() -> str:
     """Return the CSS that defines all colours, for the ``<style>`` of a page or a drawing."""
-    return (
-        f":root {{ color-scheme: light dark; {_declarations(_LIGHT)} }}\n"
-        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {_declarations(_DARK)} }} }}\n"
-    )
-
-
-def _declarations(values: Mapping[str, str]) -> str:
-    return " ".join(f"--{name}: {value};" for name, value in values.items())
+    light, dark = (" ".join(f"--{name}: {paint};" for name, paint in values.items()) for values in (_LIGHT, _DARK))
+    dark_rule = f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
+    return f":root {{ color-scheme: light dark; {light} }}\n{dark_rule}\n"

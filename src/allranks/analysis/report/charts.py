@@ -188,30 +188,19 @@ def _bytes(id: str, title: str, note: str, hosts: Hosts, keys: Keys) -> Chart | 
 
 
 def _gpu_charts(hosts: Hosts) -> list[Chart | None]:
-    memory = _gpu_lines(hosts, "memory_used_bytes")
-    divisor, unit = common_byte_unit([v for _, each in memory.values() for v in each])
+    bytes_used = [v for _, values in _gpu_lines(hosts, "memory_used_bytes").values() for v in values]
+    divisor, unit = common_byte_unit(bytes_used)
+    share, memory = axis("utilisation", unit="%", range=[0, 105]), axis("memory", unit=unit, rangemode="tozero")
+    power = axis("power", unit="W", rangemode="tozero")
+    of_all = "Memory of each GPU in use by all processes."
+    kinds = (
+        ("gpu", "GPU utilisation", "Share of the time in which a kernel ran.", "utilisation_percent", 1.0, share),
+        ("gpu-memory", "GPU memory", of_all, "memory_used_bytes", divisor, memory),
+        ("gpu-power", "GPU power", "Power of each GPU.", "power_w", 1.0, power),
+    )
     return [
-        _chart(
-            "gpu",
-            "GPU utilisation",
-            "Share of the time in which a kernel ran.",
-            _draw(_gpu_lines(hosts, "utilisation_percent"), 1.0, "GPUs"),
-            axis("utilisation", unit="%", range=[0, 105]),
-        ),
-        _chart(
-            "gpu-memory",
-            "GPU memory",
-            "Memory of each GPU in use by all processes.",
-            _draw(memory, divisor, "GPUs"),
-            axis("memory", unit=unit, rangemode="tozero"),
-        ),
-        _chart(
-            "gpu-power",
-            "GPU power",
-            "Power of each GPU.",
-            _draw(_gpu_lines(hosts, "power_w"), 1.0, "GPUs"),
-            axis("power", unit="W", rangemode="tozero"),
-        ),
+        _chart(id, title, note, _draw(_gpu_lines(hosts, key), divisor, "GPUs"), y)
+        for id, title, note, key, divisor, y in kinds
     ]
 
 
