@@ -84,7 +84,7 @@ class Browser:
         assert "exceptionDetails" not in done, done
         return done["result"].get("value")
 
-    def until(self, script: str, seconds: float = 30) -> None:
+    def until(self, script: str, seconds: float = 120) -> None:
         """Wait until a script returns true."""
         end = time.monotonic() + seconds
         while not self.run(script):
