@@ -24,8 +24,8 @@ MOMENTS = ("prepare", "join", "build", "step", "step", "eval", "save", "save", "
 OUTSIDE_LOCAL = {"agent:KILL": "(?i)agent", "agent:STOP": "(?i)agent", "disk:fill": "(?i)space|disk|are free"}
 OUTSIDE_LOCAL |= {"checkpoint:damage": "SIGKILL"}
 PHASES_LOCAL = {"start": 0, "joining": 0, "training": 0, "saving": 2, "evaluating": 1}
-NODE = {"node:kill": "", "link:cut": "", "link:flap": "", "link:slow": "", "link:down": "", "names:lose": ""}
-NODE |= {"folder:hide": "", "slurmd:KILL": "", "agent:KILL": "", "agent:STOP": ""}
+NODE = ("node:kill", "node:kill", "link:cut", "link:flap", "link:slow", "link:down", "names:lose", "folder:hide",
+        "slurmd:KILL", "agent:KILL", "agent:STOP")  # fmt: skip
 PHASES_SLURM = {"staging": 0, **PHASES_LOCAL}
 PLACE_OF_PHASE = {"saving": "save", "evaluating": "eval"}
 
@@ -118,7 +118,7 @@ def trial(seed: int, launcher: str = "") -> Trial:
 
     def outside() -> None:
         nonlocal actions, phase
-        what = draw.choice(list(NODE if slurm else OUTSIDE_LOCAL))
+        what = draw.choice(NODE if slurm else list(OUTSIDE_LOCAL))
         phase = draw.choice(list(PHASES_SLURM if slurm else PHASES_LOCAL))
         if what == "checkpoint:damage":
             phase = "training"
@@ -130,9 +130,7 @@ def trial(seed: int, launcher: str = "") -> Trial:
         if act == "damage":
             actions = (*actions, Action(target="rank", what="KILL"))
         if phase in PLACE_OF_PHASE:
-            plants.append(
-                Plant(how="hold", where=PLACE_OF_PHASE[phase], call=PHASES_LOCAL[phase], seconds=HOLD_S, attempt=0)
-            )
+            plants.append(Plant(how="hold", where=PLACE_OF_PHASE[phase], call=PHASES_LOCAL[phase], seconds=HOLD_S))
         kinds.append(f"{what}{f' of n{node + 1}' * slurm} at {phase}")
         says.append(rf"\bn{node + 1}\b" if slurm else OUTSIDE_LOCAL[what])
         culprits.append(rf"\bn{node + 1}\b|rank {node}\b" if slurm else r"rank 0\b" if act == "damage" else says[-1])

@@ -413,8 +413,7 @@ class Driver:
                 if lost.node not in reported:
                     reported.add(lost.node)
                     print_log_line(f"agent of {lost.host}: {lost.why}")
-                    if self._spares:
-                        self._lost |= self._ending.lost_nodes([self._hosts[lost.node]])
+                    self._lost |= self._ending.lost_nodes([self._hosts[lost.node]])
                     if self._lost and self._plan.batch is not None:  # without it no other rank reaches a checkpoint
                         supervisor.kill(f"node {self._hosts[lost.node]} is lost")
             now = time.monotonic()

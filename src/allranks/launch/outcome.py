@@ -79,7 +79,7 @@ def finalize_run(
     lost: Mapping[str, str] = {},
     restart_problem: str = "",
 ) -> RunResult:
-    """Determine how the last attempt ended, and write metrics.json and report.html.
+    """Determine how the last attempt ended, and write metrics.json and, if no other attempt follows, report.html.
 
     The message names files that cannot be written (a full disk); the verdict does not depend on them.
 
@@ -94,7 +94,6 @@ def finalize_run(
         restart_problem: why the launcher cannot start the run again.
     """
     from allranks.analysis.diagnose.run_outcome import failure_of
-    from allranks.analysis.report.page import write_report
     from allranks.nodes.network.traffic import outcome_metrics, verify_network
 
     attempt = max(run.attempts(), default=1)
@@ -129,8 +128,11 @@ def finalize_run(
     try:
         metrics["network"] = outcome_metrics(verify_network(run, attempt))
         write_json(run.metrics, metrics)
-        with suppress(OSError):  # metrics.json has all of it
-            write_report(run)
+        if restart is None or restart.action == "stop":  # it would delay the next attempt
+            from allranks.analysis.report.page import write_report
+
+            with suppress(OSError):  # metrics.json has all of it
+                write_report(run)
         restrict_permissions(run)
     except OSError as error:
         message = f"{message}. metrics.json or the report cannot be written: {filesystem.describe_os_error(error)}"
