@@ -309,6 +309,9 @@ def unwrap_command(
     while args:
         program = basename(args[0].text)
         rest = args[1:]
+        if program == "allranks" and rest and rest[0].text == "torchrun":  # it has torchrun's options
+            args = rest
+            continue
         if program in SHELL_PREFIXES:
             args = _without_flags(rest) if program == "exec" else _without_format(rest) if program == "time" else rest
             if not args:
