@@ -8,6 +8,7 @@
 # make gpu     proves it on one GPU, in at most 28 minutes and without network;  make gpu STAGE="correctness speed model"
 #              AGAIN=1 repeats what is recorded, DEVICE=cpu rehearses with tiny sizes, RESULTS=DIR writes elsewhere
 # make gpu-wheels HAVE=FREEZE FOR=3.12  downloads into .wheels what an offline machine lacks (see benchmarks/README.md)
+# make site    builds the documentation site in build/site; a broken link fails
 # JOBS=5       tests at a time
 # TORCH=2.12.0 another torch than the tested one;  PYTHON=python3.12 another interpreter
 
@@ -23,7 +24,7 @@ PYTEST := $(VENV)/bin/python -m pytest
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: slurm help setup demo compare test test-dist test-all chaos gpu gpu-wheels lint bench clean
+.PHONY: site slurm help setup demo compare test test-dist test-all chaos gpu gpu-wheels lint bench clean
 
 help:
 	@sed -n 's/^# \(make.*\)/\1/p;s/^# \( *AGAIN.*\)/\1/p;s/^# \(TORCH.*\)/\1/p;s/^# \(JOBS.*\)/\1/p' Makefile
@@ -116,6 +117,16 @@ lint: setup
 	@$(VENV)/bin/pyright
 	@$(VENV)/bin/lint-imports
 	@$(PYTEST) -q -m docs tests
+
+# In an environment of its own: the site needs neither torch nor the tests' packages.
+site: build/site-env/.ready
+	@NO_MKDOCS_2_WARNING=1 build/site-env/bin/python -m mkdocs build --strict 2>&1 | grep -v "^INFO"; exit $${PIPESTATUS[0]}
+	@echo "site: build/site/index.html"
+
+build/site-env/.ready: pyproject.toml constraints.txt
+	@"$(PYTHON)" -m venv build/site-env
+	@build/site-env/bin/pip install -q --disable-pip-version-check -c constraints.txt ".[site]"
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

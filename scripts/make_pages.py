@@ -1,4 +1,4 @@
-"""Write the generated parts of pages, and the pictures of strategies, from the records. ``python scripts/make_pages.py [--check]``
+"""Write the generated parts of pages, the pictures of strategies and the schema of the spec, from the records. ``python scripts/make_pages.py [--check]``
 
 A part stands in its page between ``<!-- generated: NAME -->`` and ``<!-- end -->``; `PARTS` has the function of each name. The rest of a page
 is written by hand. ``--check`` changes nothing, names what is not up to date and ends with 1 if anything is; `make lint` runs it.
@@ -27,6 +27,7 @@ from allranks.analysis.lint import TOPICS
 from allranks.analysis.lint.rules import RULES, LintRule
 from allranks.launch.restarts import ACTIONS, CAUSES
 from allranks.spec import models
+from allranks.spec.loader import json_schema
 from allranks.spec.records import Record, RunSpec
 from allranks.spec.strategies import BUILT_IN
 from allranks.spec.strategies.base import StrategyInfo
@@ -556,6 +557,7 @@ def main() -> None:
     ]
     wanted = {page: filled(page.read_text()) for page in pages}
     wanted |= {ROOT / "docs" / "img" / f"{name}.svg": picture(name) for name in BUILT_IN}
+    wanted[ROOT / "docs" / "allranks.schema.json"] = json.dumps(json_schema(), indent=1) + "\n"
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv[1:]:
         names = ", ".join(str(path.relative_to(ROOT)) for path in stale)

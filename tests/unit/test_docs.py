@@ -2,19 +2,23 @@
 
 import ast
 import importlib
+import importlib.util
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path, PurePosixPath
 
+import click
 import pytest
 from scripts import count_paths
 
 import allranks
-from allranks.cli.main import VERBS
+from allranks.cli.main import VERBS, cli
+from allranks.errors import AllranksError
 from allranks.launch import preview
 from allranks.spec.loader import parse_spec, parse_yaml
 from allranks.spec.strategies import REGISTRY
@@ -194,6 +198,56 @@ def test_every_yaml_block_of_the_pages_is_parsed_and_every_spec_planned(
         if "script" not in raw:  # a part of a spec; the rest is that of README
             raw = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}, **raw}
         preview.plan(parse_spec(raw, where=page))
+
+
+def commands(page: Path) -> list[str]:
+    """Return the commands ``allranks ...`` of a page's blocks, fenced or indented (without prose, which has backticks)."""
+    text = re.sub(r"\\\n\s*", " ", page.read_text())
+    fenced = re.findall(r"^ *```\w*\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
+    lines = [*"".join(fenced).splitlines(), *re.findall(r"^ {4,}([^`\n]*)$", text, re.MULTILINE)]
+    starts = (re.match(r"\s*(?:\$ )?(?:\S+=\S+ )*(?:srun .*? )?(?:\S*/)?(allranks [a-z-].*)", line) for line in lines)
+    return [part for m in starts if m for part in re.findall(r"(?:^|&& *)(allranks .*?)(?= *&& | +# |$)", m[1])]
+
+
+def refusal(command: str) -> str | None:
+    """Return why the real parser refuses a command; a file that does not exist here is no reason."""
+    words = re.split(r" [|<>;] | 2?>", command)[0]
+    args = [word for word in shlex.split(words)[1:] if word != "..."]
+    verb: click.Command = cli
+    parent = None
+    try:
+        while isinstance(verb, click.Group) and args and (below := verb.get_command(click.Context(verb), args[0])):
+            parent = click.Context(verb, parent=parent, info_name=verb.name)
+            verb, args = below, args[1:]
+        verb.make_context(verb.name, args, parent=parent)
+        return f"no verb {args[0]}" if isinstance(verb, click.Group) and args and args[0][0] != "-" else None
+    except (click.exceptions.Exit, AllranksError):
+        return None
+    except click.UsageError as error:
+        return None if "does not exist" in error.format_message() else error.format_message()
+    return None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(REPO).as_posix())
+def test_every_command_of_a_page_is_one_that_allranks_parses(page: Path) -> None:
+    wrong = {command: why for command in commands(page) if (why := refusal(command))}
+    assert not wrong
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("mkdocs"), reason="needs pip install '.[site]'; `make site` does it")
+def test_the_site_is_built_without_a_broken_link(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path)]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert (
+        "(torchrun.html)" in (tmp_path / "llms.txt").read_text()
+        and (tmp_path / "examples" / "glm-tiny-fsdp-lora.yaml").exists()
+    )
+
+
+def test_no_page_or_file_has_a_placeholder_for_its_address() -> None:
+    files = [*PAGES, *(REPO / n for n in ("pyproject.toml", "action.yml", "mkdocs.yml", "CITATION.cff", "Dockerfile"))]
+    assert not [path.name for path in files if re.search("<owner>|OWNER/|github.com/allranks", path.read_text())]
 
 
 STRATEGIES = REPO / "docs" / "strategies.md"
