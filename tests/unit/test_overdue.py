@@ -217,6 +217,23 @@ def test_a_lost_first_node_is_left_out_while_the_job_may_go_back_to_the_queue(as
     assert (said["state"], said["exit_code"]) == ("failed", 1)
 
 
+def test_an_agent_requeues_the_job_of_a_silent_driver_only_if_its_node_is_lost(
+    asked: RunDir, slurmd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LIMITS_S, SILENT, 0.2)
+    monkeypatch.setattr(liveness, "EXAMINE_S", 0.1)
+    monkeypatch.setattr(liveness, "HEARTBEAT_S", 1.0)
+    answers = Answers(asked, port=slurmd)
+    for node_state, state, requeued in (
+        ("ALLOCATED", "running", 0), (CUT_OFF, "done", 0), (CUT_OFF, "running", 1), (CUT_OFF, None, 0),
+    ):  # fmt: skip
+        if state:
+            write_json(asked.driver, says(state, host=HOST))
+        answers.change(node_state=node_state)
+        liveness.continue_without_driver(asked, "7", answers.slurm)
+        assert answers.called.count("scontrol requeue 7") == requeued and "scancel" not in answers.called
+
+
 def test_a_job_that_was_cancelled_or_that_slurm_does_not_requeue_is_cancelled(asked: RunDir) -> None:
     answers = Answers(asked, node_state=CUT_OFF, requeue="echo requeue is disabled >&2; exit 1")
     assert answers.act(asked, SILENT, "RUNNING", says("running"))

@@ -86,6 +86,12 @@ def main() -> None:
     run, by_hand = RunDir(args.run), CHANNEL_VARIABLE not in os.environ
     agent = Agent(run, load_plan(run), args.attempt, args.node, args.telemetry_s)
     code = agent.run()
+    if not agent.delivered and not by_hand and run.driver.exists():
+        from allranks.launch.slurm.job import IN_ALLOCATION
+        from allranks.launch.slurm.liveness import continue_without_driver
+
+        if IN_ALLOCATION not in os.environ and (job := os.environ.get("SLURM_JOB_ID")):
+            continue_without_driver(run, job)
     if by_hand and code == EXIT_FAILED and _starts_again(run, args.attempt, agent):
         words = [str(run.root), "--attempt", f"{args.attempt + 1}", "--node", f"{args.node}"]
         more = ["--telemetry-s", f"{args.telemetry_s}"]
@@ -143,6 +149,8 @@ class Agent:
         self._pages = {rank: HeartbeatPage() for rank in plan.nodes[node].ranks}
         self._ranks = processes.RankProcesses(self._host, self._pages)
         self._signals = AgentSignals()
+        self.delivered = True
+        """Whether the driver has received the final report."""
         self._torchrun = processes.take_torchrun_settings()
         self._started_by_launcher = CHANNEL_VARIABLE in os.environ
         self._endpoint = _endpoint(run, attempt)
@@ -393,7 +401,7 @@ class Agent:
         self._write_exit()
         if self._refused:
             logging.error(self._refused)
-        self._channel.wait_delivered(DELIVER_S)
+        self.delivered = self._channel.wait_delivered(DELIVER_S)
         self._channel.close()
         self._ranks.end_leftovers()
         if self._guard:

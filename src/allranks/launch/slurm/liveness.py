@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -39,6 +40,7 @@ LIMITS_S = {
     SILENT: 80.0,  # without a beat of the driver, which comes every `HEARTBEAT_S` and may be seen a minute late on NFS
     CLEANING: 120.0,  # a node that does not answer keeps a job in it until Slurm gives the node up
 }
+EXAMINE_S = 2.0  # between two looks of an agent whose driver does not answer
 FINAL_STATES = ("done", "stopped", "failed", "cancelled")
 
 
@@ -248,6 +250,24 @@ def handle_dead_driver(
     cure = _how_to_continue(run, without if node.lost or sign != SILENT else [])
     _write_driver_record(run, {**driver, **ended, "gave_up": f"{loss}. {cure}"})
     return True
+
+
+def continue_without_driver(run: RunDir, job: str, slurm: Slurm | None = None) -> None:
+    """Requeue the job, from another of its nodes, if its driver stays silent and the node of its script is lost.
+
+    Slurm does that itself, except for a job with `--no-kill`, which then waits for its time limit if nobody follows it.
+    """
+    slurm, overdue = slurm or Slurm([], "this job's"), DriverLiveness(run, job)
+    deadline = time.monotonic() + LIMITS_S[SILENT] + HEARTBEAT_S
+    while time.monotonic() < deadline:
+        state = slurm.state(job)
+        if sign := overdue.look(state.state):
+            driver = overdue.driver()
+            with suppress(EnvironmentNotAble):
+                if sign == SILENT and examine_node(slurm, str(driver.get("host", ""))).lost:
+                    handle_dead_driver(sign, run, slurm, job, state, driver)
+            return
+        time.sleep(EXAMINE_S)
 
 
 def usable_without(slurm: Slurm, cluster: ClusterSpec, excluded: Sequence[str]) -> int:
