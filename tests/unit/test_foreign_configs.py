@@ -51,6 +51,10 @@ bf16: true
 max_steps: -1
 lr_scheduler_type: polynomial
 warmup_ratio: 0.1
+use_bnb_nested_quant: true
+use_peft: true
+load_in_4bit: true
+bnb_4bit_quant_type: fp4
 """
 ACCELERATE = """\
 compute_environment: LOCAL_MACHINE
@@ -75,7 +79,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "axolotl": (
         AXOLOTL,
         {
-            "model": {"name": "NousResearch/Llama-3.2-1B"},
+            "model": {"name": "NousResearch/Llama-3.2-1B", "quantize": "nf4_double"},
             "data": {
                 "source": "teknium/GPT4-LLM-Cleaned", "template": "alpaca", "eval_fraction": 0.1, "packing": "isolated",
             },
@@ -83,12 +87,13 @@ CASES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
             "strategy": {"name": "pytorch_zero3"},
             "train": {"max_steps": 30, "micro_batch_size": 2, "lr": 2e-4, "schedule": "cosine"},
         },
-        ["2 load_in_4bit", "13 num_epochs", "14 optimizer", "17 hub_token: ***", "19 special_tokens.pad_token"],
+        ["13 num_epochs", "14 optimizer", "17 hub_token: ***", "19 special_tokens.pad_token"],
     ),
     "trl": (
         TRL,
         {
-            "model": {"name": "Qwen/Qwen2.5-0.5B", "dtype": "bfloat16"},
+            "model": {"name": "Qwen/Qwen2.5-0.5B", "dtype": "bfloat16", "quantize": "nf4_double"},
+            "adapter": {"type": "lora"},
             "data": {
                 "sources": [{"source": "org/one", "split": "train_sft", "weight": 1.0}, {"source": "org/two"}],
                 "seed": 0, "max_length": 1024, "packing": "none", "eval_fraction": 0.0,
@@ -96,7 +101,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
             "train": {"epochs": 3.0, "micro_batch_size": 8, "lr": 2e-5},
             "observe": {"tensorboard": True, "wandb": True},
         },
-        ["9 dataset_mixture.datasets[1].columns", "14 lr_scheduler_type", "15 warmup_ratio"],
+        ["9 dataset_mixture.datasets[1].columns", "14 lr_scheduler_type", "15 warmup_ratio", "19 bnb_4bit_quant_type"],
     ),
     "accelerate": (
         ACCELERATE,

@@ -148,6 +148,8 @@ def convert(text: str, where: str) -> Conversion:
     entries = [(line, _pattern(line.key, order)) for line in lines]
     for line, pattern in sorted(entries, key=lambda pair: order.get(pair[1] or "", len(order))):
         conversion = _take(conversion, line, table["keys"].get(pattern))
+    if "model.quantize" in conversion.values and content.get("load_in_4bit") is not True:
+        conversion = conversion.without("model.quantize", "load_in_4bit is not true")
     conversion = _numbered_sources(_ranks_per_node(conversion))
     for key, value in table.get("defaults", {}).items():
         trial = msgspec.structs.replace(conversion, values={**conversion.values, key: value})
