@@ -105,6 +105,7 @@ def bench(kit: Kit, name: str, path: Path, limit_s: float) -> dict[str, Any]:
             "peak_memory_bytes",
             "train_loss_last",
             "wall_time_s",
+            "attention",
         )
     }
     figures["step_times_s"] = step_times(step_events(kit.work / "runs" / metrics["run_name"]))

@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -271,6 +272,30 @@ STAGES = (
             Check(
                 "full_compiled", "30 steps of a 7B model with LoRA, compiled blocks", 420, simple(full_model_compiled)
             ),
+            Check("products", "products in 8-bit floats are those of a CPU", 90, tests("tests/gpu/test_float8.py")),
+            Check(
+                "float8",
+                "8 layers, torch.compile, products in 8-bit floats",
+                120,
+                variant("float8", compiler=True, model={"compile": True, "float8": True}),
+            ),
+            Check(
+                "attention_rows",
+                "8 layers, torch.compile, packed rows isolated, kernel by a trial",
+                120,
+                variant(
+                    "attention_rows",
+                    compiler=True,
+                    data={"packing": "isolated"},
+                    model={"compile": True, "attention": "auto"},
+                ),
+            ),
+            Check(
+                "attention_whole",
+                "8 layers, torch.compile, kernel of attention by a trial",
+                120,
+                variant("attention_whole", compiler=True, model={"compile": True, "attention": "auto"}),
+            ),
             Check(
                 "batches", "batches that are copied ahead have their values", 60, tests("tests/gpu/test_batch_feed.py")
             ),
@@ -369,6 +394,16 @@ STAGES = (
         "model",
         300,
         (
+            Check(
+                "full_float8",
+                "30 steps of a 7B model with LoRA, compiled, 8-bit products, attention by a trial",
+                240,
+                simple(
+                    partial(
+                        full_model, name="full_float8", model={"compile": True, "float8": True, "attention": "auto"}
+                    )
+                ),
+            ),
             Check("full", "the same without a compiler", 240, simple(full_model)),
             Check("spin", "a rank that spins in a kernel is named", 90, tests(RUN_TESTS, "spins")),
             Check("stopped", "SIGTERM and resume on 8 layers", 150, simple(stopped_and_resumed)),

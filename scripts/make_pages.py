@@ -303,6 +303,13 @@ ON_A_GPU: dict[str, tuple[str, ...]] = {
     "Ends of a run": ("nan", "stopped"),
     "Loading of models": ("full", "plain"),
     "QLoRA": ("qlora", "quantized"),
+    "8-bit products, choice of the attention kernel": (
+        "products",
+        "float8",
+        "attention_rows",
+        "attention_whole",
+        "full_float8",
+    ),
     "DeepSpeed": ("one_rank.one_rank_equals_plain_torch[deepspeed", "demo.deepspeed"),
     "Engine `hf_trainer`": ("one_rank.one_rank_equals_plain_torch[hf_trainer", "demo.hf_trainer"),
     "Comparison": ("sharing",),

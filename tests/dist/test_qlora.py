@@ -11,6 +11,8 @@ from safetensors.torch import load_file, save_file
 from allranks.launch.export import export_checkpoint
 from allranks.planning.memory.model_config import read_model_config
 from allranks.planning.memory.weights import model_memory, shapes_of, trained_weights_of
+from allranks.rundir.events import read_events
+from allranks.rundir.files import read_json
 from allranks.train.models.nf4 import dequantize, quantize
 from tests.dist.harness import allranks, equal, rows_spec, run_ranks, step_events, train, weights_of
 from tests.dist.making import save_family
@@ -60,21 +62,45 @@ def test_a_wrongly_quantised_weight_is_refused(tmp_path: Path) -> None:
         assert "q_proj.weight: " in rank["pytorch_zero3"]["error"] and "0.152" in rank["pytorch_zero3"]["error"]
 
 
-@pytest.mark.parametrize("strategy", ["pytorch_ddp", pytest.param("pytorch_zero3", marks=pytest.mark.full)])
-def test_a_run_goes_on_bitwise_and_is_exported_and_replies(tmp_path: Path, strategy: str) -> None:
+IN_4_BITS, IN_FLOAT8 = {"quantize": "nf4_double"}, {"float8": True, "attention": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "model"),
+    [
+        ("pytorch_ddp", IN_4_BITS),
+        pytest.param("pytorch_zero3", IN_4_BITS, marks=pytest.mark.full),
+        ("pytorch_zero3", IN_FLOAT8),
+        pytest.param("pytorch_ddp", IN_FLOAT8, marks=pytest.mark.full),
+        pytest.param("zero3", IN_FLOAT8, marks=pytest.mark.full),
+    ],
+)
+def test_a_run_goes_on_bitwise_and_is_exported_and_replies(
+    tmp_path: Path, strategy: str, model: dict[str, Any]
+) -> None:
+    """Also with products in 8-bit floats, whose base stays as it is, and with the kernel of attention of the first
+    attempt."""
     spec = rows_spec(
         tmp_path, name="q", strategy={"name": strategy}, checkpoint={"mode": "full", "every": 3}, eval={"samples": 1},
-        model={"name": "tiny:mistral", "quantize": "nf4_double", "config": CONFIG}, train={"max_steps": 6, "lr": 1e-2, "schedule": "constant"},
+        model={"name": "tiny:mistral", **model, "config": CONFIG}, train={"max_steps": 6, "lr": 1e-2, "schedule": "constant"},
     )  # fmt: skip
     _, whole = train(tmp_path, spec, code=0)
     _, short = train(tmp_path, spec, "--set", "train.max_steps=3", code=0)
     allranks("resume", short.name, "--set", "train.max_steps=6", cwd=tmp_path, code=0)
     assert [e["loss"] for e in step_events(short)] == [e["loss"] for e in step_events(whole)]
     assert equal(weights_of(short, 6), weights_of(whole, 6))
+    events = list(read_events(short.events_of(0)))
+    chosen = [(e["reused"], e["chosen"]) for e in events if e["event"] == "attention"]
+    off = [e["difference"] for e in events if e["event"] == "float8"]
+    if model is IN_FLOAT8:
+        assert [reused for reused, _ in chosen] == [False, True] and len({name for _, name in chosen}) == 1
+        assert len(off) == 1 and 1e-3 < off[0] < 0.1
+        assert read_json(short.metrics)["attention"]["chosen"] == chosen[0][1]
     merged = export_checkpoint(whole, step=6, merge=True, out=None, force=False)
     assert merged.difference < 1e-4
     base, made = (load_file(Path(folder) / "model.safetensors") for folder in (whole.model, merged.folder))
     name = "model.layers.1.mlp.down_proj.weight"  # without adapter: what the ranks computed with
-    assert torch.equal(made[name], dequantize(*quantize(base[name], "nf4_double"), torch.float32))
+    stored = base[name] if model is IN_FLOAT8 else dequantize(*quantize(base[name], "nf4_double"), torch.float32)
+    assert torch.equal(made[name], stored)
     said = allranks("generate", whole.name, "--prompt", "Add 1 and 2", "--json", cwd=tmp_path, code=0).stdout
     assert json.loads(said)["replies"]

@@ -50,6 +50,18 @@ def test_cuda_without_gpu_and_nccl_without_cuda_are_refused() -> None:
         plan(["cluster.backend=nccl"])
 
 
+def test_float8_needs_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = {**RAW, "adapter": {"type": "lora"}, "model": {"name": "tiny:mistral", "float8": True}}
+    assert any("emulated" in w for w in make_plan(parse_spec(raw, []), facts()).warnings)
+    assert not make_plan(parse_spec(raw, []), facts(gpus=1)).warnings
+    with pytest.raises(SpecError, match=r"model.dtype is float32: its products on GPUs give bfloat16"):
+        make_plan(parse_spec(raw, ["model.dtype=float32"]), facts(gpus=1))
+    for name in ("NVIDIA A100-SXM4-80GB", "Tesla V100-SXM2-32GB", "NVIDIA A10G", "AMD Instinct MI300X"):
+        monkeypatch.setitem(globals(), "GPUS", [Gpu(index=0, name=name, memory_bytes=2**36)])
+        with pytest.raises(SpecError, match=f"has {name}, which has no 8-bit floats"):
+            make_plan(parse_spec(raw, []), facts(gpus=1))
+
+
 def test_threads_never_reach_zero_and_crowding_is_noted() -> None:
     made = plan(["cluster.procs_per_node=4"], cpus=2)
     assert as_variables(made.environment)["OMP_NUM_THREADS"] == "1"

@@ -174,6 +174,7 @@ def summarize(run_name: str, spec: RunSpec, plan: LaunchPlan, ranks: dict[int, E
         "compiled": plan.compiled and _not_compiled(ranks) is None,
         "compile_reason": plan.compile_reason or None,
         "not_compiled": _not_compiled(ranks),
+        "attention": attention_of(zero),
         "steps": steps[0][-1]["step"] if steps.get(0) else 0,
         "wall_time_s": wall_time(ranks),
         "train_loss_first": losses[0] if losses else None,
@@ -295,6 +296,12 @@ def throughput(steps: dict[int, Events]) -> float | None:
 
 def _after_warm_up(steps: Events) -> Events:
     return [e for e in steps if e["step"] - e.get("steps", 1) >= WARMUP_STEPS]
+
+
+def attention_of(story: Events) -> dict[str, Any] | None:
+    """Return how ``model.attention: auto`` chose a kernel: ``chosen``, ``shape``, ``tried`` of the event; None without."""
+    event = next((e for e in story if e["event"] == "attention"), None)
+    return {key: event.get(key) for key in ("chosen", "shape", "tried")} if event else None
 
 
 def _total(steps: dict[int, Events], name: str) -> int:

@@ -107,6 +107,8 @@ def compare(spec: RunSpec, request: CompareRequest, observer: Observer) -> Compa
     """
     if spec.script is not None:
         raise SpecError("script: a program has its own training loop; strategies cannot be compared in it")
+    if spec.model is not None and spec.model.float8:
+        raise SpecError("model.float8: a comparison proves strategies against plain torch without it; set it to false")
     first = request.strategies[0]
     spec = msgspec.structs.replace(
         spec,

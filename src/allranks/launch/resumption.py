@@ -33,7 +33,7 @@ STEP_KEYS = (
         f"train.{key}"
         for key in ("lr", "schedule", "warmup_steps", "weight_decay", "max_grad_norm", "seed", "param_dtype")
     ),
-    *(f"model.{key}" for key in ("dtype", "attention", "router_aux_loss")),
+    *(f"model.{key}" for key in ("dtype", "attention", "router_aux_loss", "float8")),
     *("adapter.dropout", "strategy.options"),
 )
 """What an optimizer step computes."""

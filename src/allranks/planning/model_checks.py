@@ -70,12 +70,14 @@ def check_model(spec: RunSpec) -> bool | None:
             f"data.max_length is {spec.data.max_length}, but {files.where} has {limit} positions: a longer sequence "
             f"cannot be computed; set data.max_length: {limit} or less"
         )
-    require_attention(files.config.get("model_type"), spec.model.attention, files.where)
+    require_attention(files.config.get("model_type"), spec.model.implementation, files.where)
     require_architecture(files.config, spec, files.where, classifier=classifier is True)
     known = find_config(spec).config
     require_vocabulary(files)
     if known is not None and spec.model.quantize != QUANTIZE_NONE and (why := quantize_problem(known)):
         raise SpecError(f"model.quantize {spec.model.quantize} does not suit {files.where}: {why}; set it to none")
+    if known is not None and spec.model.float8 and (why := quantize_problem(known)):
+        raise SpecError(f"model.float8 does not suit {files.where}: {why}; set it to false")
     if spec.adapter.type == "lora":
         shapes = {w.name: len(w.shape) for w in shapes_of(known).weights()} if known is not None else {}
         if known is not None:

@@ -7,6 +7,7 @@ requested allocation decides the device; if it requests no GPUs, the nodes' fact
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -155,6 +156,9 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
         )
     _require_isolation(spec)
     _require_gpu_for_attention(spec, chosen_device)
+    _require_float8(spec, chosen_device, facts, dtype)
+    if spec.model is not None and spec.model.float8 and device == "cpu":
+        warnings.append("model.float8: CPUs have no such products; they are emulated in float32, which takes longer")
     batch = batch_plan(spec, world) if spec.script is None else None
     recomputation = spec.model.recomputation if spec.model else RECOMPUTE_NONE
     return LaunchPlan(
@@ -332,6 +336,20 @@ def _require_gpu_for_attention(spec: RunSpec, chosen: DeviceChoice) -> None:
         )
 
 
+def _require_float8(spec: RunSpec, chosen: DeviceChoice, facts: MachineFacts, dtype: str) -> None:
+    if spec.model is None or not spec.model.float8 or chosen.device != "cuda":
+        return
+    if dtype != "bfloat16":
+        raise SpecError(
+            f"model.float8 is true, but model.dtype is {dtype}: its products on GPUs give bfloat16; set that"
+        )
+    old = [gpu.name for gpu in facts.gpus if WITHOUT_FLOAT8.search(gpu.name)]
+    if old and spec.cluster.launched_by.runs_here:
+        raise SpecError(
+            f"model.float8 is true, but {facts.host} has {old[0]}, which has no 8-bit floats; set it to false"
+        )
+
+
 def _hosts(spec: RunSpec, facts: MachineFacts) -> list[str | None]:
     if spec.cluster.launched_by.runs_here:
         return [facts.host]
@@ -351,6 +369,7 @@ def _rendezvous(spec: RunSpec) -> str:
     return f"{address}, port {wanted.port or 'from the job id, probed on node 0'}"
 
 
+WITHOUT_FLOAT8 = re.compile(r"\b(P100|V100\w*|T4|A2|A10G?|A16|A30|A40|A100|A800|RTX A\d+|MI\d+\w*)\b")
 AUTO_MOST_S = 300.0
 AUTO_SHARE = 0.5  # share of the collectives' timeout
 SHORTEST_TIMEOUT_S = 20  # a shorter timeout leaves no time to detect and inspect a hang

@@ -20,10 +20,13 @@ RECOMPUTE_SELECTIVE: Final = "selective"
 RECOMPUTE_FULL: Final = "full"
 RECOMPUTE_AUTO: Final = "auto"
 COMPILE_AUTO: Final = "auto"
+ATTENTION_AUTO: Final = "auto"
 RECOMPUTE_MODES = (RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL)
 """From the fastest to the one that keeps least."""
 
 QUANTIZE_NONE: Final = "none"
+FLOAT8_MULTIPLE = 16
+"""Rows and columns of a weight that is multiplied in 8-bit floats."""
 NF4_DOUBLE: Final = "nf4_double"
 NF4_BLOCK = 64
 """Elements of a row that share a scale."""
@@ -94,7 +97,8 @@ class ModelSpec(Record, frozen=True):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """precision of compute and of frozen weights; auto = bfloat16 on GPUs, float32 on CPUs"""
     attention: str = "sdpa"
-    """attention implementation of transformers"""
+    """attention implementation of transformers; auto = sdpa, by the fastest of the kernels that compute the same, chosen
+    by a short trial at the start"""
     gradient_checkpointing: bool | Literal["none", "selective", "full", "auto"] = False
     """recompute activations in the backward pass: none or false; selective = element-wise operations only, keeping the
     outputs of matrix products and attention; full or true = whole blocks: least memory, about a third more compute;
@@ -110,6 +114,9 @@ class ModelSpec(Record, frozen=True):
     quantize: Literal["none", "nf4", "nf4_double"] = QUANTIZE_NONE
     """QLoRA: keep the frozen linear layers of the blocks in 4 bits, next to LoRA; nf4 = 4.5 bits per weight, nf4_double
     = about 4.15, with double quantisation (the scales of blocks of 64 in 8 bits, too)"""
+    float8: bool = False
+    """multiply by the frozen linear layers of the blocks in 8-bit floats, next to LoRA; the weights stay as they are. For
+    NVIDIA GPUs from Ada and Hopper on"""
     config: dict[str, Any] = {}
     """overrides of the model's config, for tiny: and mlp: models"""
 
@@ -117,6 +124,11 @@ class ModelSpec(Record, frozen=True):
     def recomputation(self) -> str:
         """The requested mode of recomputation: none | selective | full | auto."""
         return recomputation_mode(self.gradient_checkpointing)
+
+    @property
+    def implementation(self) -> str:
+        """The attention implementation of transformers."""
+        return "sdpa" if self.attention == ATTENTION_AUTO else self.attention
 
 
 class SourceSpec(Record, frozen=True):

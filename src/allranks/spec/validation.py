@@ -22,13 +22,13 @@ from allranks.spec import records
 from allranks.spec.data_columns import TEMPLATE_KINDS
 from allranks.spec.launchers import LAUNCHERS
 from allranks.spec.models import NOISE_SOURCE, is_mlp, mlp_shape, tiny_names
-from allranks.spec.records import QUANTIZE_NONE, RECOMPUTE_NONE, ProfileSpec, Record, RunSpec, TrainSpec
+from allranks.spec.records import ATTENTION_AUTO, QUANTIZE_NONE, RECOMPUTE_NONE, ProfileSpec, Record, RunSpec, TrainSpec
 from allranks.spec.strategies import REGISTRY, strategy_hint
 from allranks.utils.redaction import redact
 from allranks.utils.text import did_you_mean
 
 # What people write in place of a section: its most important key's value.
-ATTENTIONS = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3")
+ATTENTIONS = (ATTENTION_AUTO, "eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3")
 MAIN_KEYS = {
     "model": "name",
     "data": "source",
@@ -190,8 +190,15 @@ def model_problems(spec: RunSpec) -> list[str]:
     if not {"/", "|"} & set(attention) and attention not in ATTENTIONS:  # with a /, it is a kernel of the hub
         hint = did_you_mean(attention, ATTENTIONS)
         problems.append(f"model.attention: unknown value {attention!r}{hint} (known: {', '.join(ATTENTIONS)})")
+    if attention == ATTENTION_AUTO and spec.train.deterministic:
+        problems.append(
+            "model.attention is auto, which chooses by timing, but train.deterministic is true: two runs could choose "
+            "kernels that round differently; name one, such as model.attention: sdpa"
+        )
     if spec.model.quantize != QUANTIZE_NONE:
         problems += _quantize_problems(spec, f"model.quantize is {spec.model.quantize}")
+    if spec.model.float8:
+        problems += _float8_problems(spec, spec.model.quantize)
     return problems
 
 
@@ -209,6 +216,18 @@ def _quantize_problems(spec: RunSpec, given: str) -> list[str]:
             f"{given}, but strategy {spec.strategy.name} {strategy.refuses_quantized}; use one of {', '.join(others)}"
         )
     return problems
+
+
+def _float8_problems(spec: RunSpec, quantize: str) -> list[str]:
+    refused = (
+        (spec.adapter.type == "none", "adapter.type is none: it is for frozen weights; set adapter.type: lora"),
+        (quantize != QUANTIZE_NONE, f"model.quantize is {quantize}: a weight has one form; set one of the two"),
+        (
+            spec.strategy.name.startswith("deepspeed_"),
+            f"strategy {spec.strategy.name} has not been tested with it; use another one",
+        ),
+    )
+    return [f"model.float8 is true, but {text}" for wrong, text in refused if wrong]
 
 
 def mlp_problems(spec: RunSpec) -> list[str]:

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from allranks.planning.records import LaunchPlan
 from allranks.rundir import checkpoints
+from allranks.rundir.events import read_events
 from allranks.rundir.files import write_json
-from allranks.spec.records import COMPILE_AUTO, RunSpec
+from allranks.spec.records import ATTENTION_AUTO, COMPILE_AUTO, RunSpec
 from allranks.train import checkpoint, distributed, strategies
 from allranks.train.attempt import Attempt, versions
 from allranks.train.checkpoint.loader import require_same
@@ -25,7 +27,9 @@ from allranks.train.data.prepared import PreparedData
 from allranks.train.loop import adamw
 from allranks.train.models import adapters, precision
 from allranks.train.models.attention_flops import attention_cost
+from allranks.train.models.attention_trial import choose_attention, remark_of
 from allranks.train.models.block_forward import Compilation, set_block_forward
+from allranks.train.models.float8 import use_float8
 from allranks.train.models.losses import LossModel
 from allranks.train.models.moe import ExpertLoad, active_parameters, count_parameters
 from allranks.train.models.quantized_base import quantize_base
@@ -109,14 +113,17 @@ def build_training(attempt: Attempt, task: TokenTask, data: PreparedData) -> Tra
     published = checkpoint.plan_published_files(model, world.size)
     model.to(world.device)
     loss_model = task.loss_model(model)
-    ways = ways_of_computing(attempt, loss_model)
+    ways = [*ways_of_computing(attempt, loss_model), *_choose_attention(attempt, task, data, loss_model)]
     if compilation is not None and attempt.model.compile == COMPILE_AUTO:
         ways.append(f"transformer blocks are compiled: {attempt.plan.compile_reason}")
     experts = ExpertLoad(loss_model, world.device, compiled=compilation is not None)
     # before sharding, which may leave only empty tensors, and before weights take 4 bits
     parameters, active = count_parameters(model), active_parameters(model)
     attention = attention_cost(model)
-    ways += quantize_base(model, filler, attempt.model.quantize, world.device)
+    ways += [
+        *quantize_base(model, filler, attempt.model.quantize, world.device),
+        *(use_float8(model, world.device) if attempt.model.float8 else []),
+    ]
     distributed.seed_rank(spec.train.seed, world.rank)
     digest, loaded = set_up_strategy(
         strategy, filler, loss_model, model, adamw(spec.train), world.group, spec.train.max_grad_norm
@@ -172,6 +179,29 @@ def ways_of_computing(attempt: Attempt, loss_model: nn.Module) -> list[str]:
         if loss_model.routers:
             remarks.append(loss_model.routers)
     return remarks
+
+
+def _choose_attention(attempt: Attempt, task: TokenTask, data: PreparedData, loss_model: Any) -> list[str]:
+    """Choose the kernel of attention for ``model.attention: auto``; return remarks. Collective."""
+    isolated, world, dtype = attempt.data.packing == "isolated", attempt.world, attempt.plan.dtype
+    if attempt.model.attention != ATTENTION_AUTO:
+        return []
+    if task.classifier or not isinstance(loss_model, LossModel):
+        return ["model.attention auto: sdpa as usual, because this is no causal language model"]
+    if isolated and not (loss_model.packed and loss_model.packed.within_rows):
+        return ["model.attention auto: sdpa as usual, because packed rows of this model need a dense mask"]
+    earlier = None
+    if attempt.args.resume_step is not None and not attempt.args.inexact:
+        before = (
+            [e for e in read_events(attempt.run.events_of(0)) if e["event"] == "attention"] if world.is_first else []
+        )
+        earlier = distributed.from_first(world, before[-1].get("chosen") if before else None)
+    first = np.arange(min(attempt.batch.micro_batch_size, len(data.train)))
+    batch = task.batches(data, dtype, world.device, compiled=attempt.plan.compiled)(first)
+    kind = precision.DTYPES[dtype]
+    choice = choose_attention(world, loss_model.model, kind, batch, isolated=isolated, earlier=earlier)
+    attempt.events.write("attention", **choice)
+    return [remark_of(choice)]
 
 
 def stored_dtype(plan: LaunchPlan, spec: RunSpec) -> str:

@@ -26,6 +26,7 @@ from allranks.train.engines import engine_of
 from allranks.train.evaluation import EarlyStopping, evaluations_until, sample_answers
 from allranks.train.loggers import make_loggers
 from allranks.train.loop import HeartbeatWatcher, StepWatcher
+from allranks.train.models.float8 import LIMIT, verify_logits
 from allranks.train.replica_check import ReplicaCheck
 from allranks.train.setup import TrainingSetup, build_training, log_end, log_experts, restore
 from allranks.train.step_metrics import LoopPlan, StopRequest, TrainingRows
@@ -150,6 +151,13 @@ class Worker:
         built = build_training(attempt, self._task, data)
         first_step = restore(attempt, built)
         self._prove(built, order, data)
+        if attempt.model.float8 and first_step == 0:
+            batch = self._task.batches(data, attempt.plan.dtype, attempt.world.device)(order.micro_batches(0)[0])
+            off = verify_logits(attempt.world, built.loss_model, batch.to(attempt.world.device))
+            attempt.events.write("float8", difference=off, limit=LIMIT)
+            attempt.say_once(
+                f"model.float8: the logits of the first micro-batch differ by {off:.2%} from those without"
+            )
         return self._train(data, order, built, first_step)
 
     def _prepare(self) -> PreparedData:

@@ -38,7 +38,7 @@ HIGHER_IS_BETTER = {"accuracy", "exact_match", "tokens_per_s"}
 EFFECTS = (
     ("data.seed", "order of the data"),
     ("train.seed", "initial weights and dropout"),
-    (("train.param_dtype", "train.deterministic", "model.dtype", "model.attention", "model.compile"), "rounding, speed and memory"),
+    (("train.param_dtype", "train.deterministic", "model.dtype", "model.attention", "model.float8", "model.compile"), "rounding, speed and memory"),
     (("model.gradient_checkpointing", "strategy", "cluster", "torch", "device", "host", "cpu", "gpu"), "speed and memory"),
     (("model", "adapter", "data", "train", "script", "world_size", "global_batch_size"), "what is trained"),
     ("eval", "what is measured"),

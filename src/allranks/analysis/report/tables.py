@@ -516,6 +516,7 @@ def model_facts(data: RunData) -> Table | None:
             ("LoRA", format_value(m.get("use_lora"))),
             ("recomputed activations", format_value(m.get("recomputation"))),
             ("compiled blocks", _compiled(m)),
+            ("attention kernel", sanitize(as_dict(m.get("attention")).get("chosen") or "")),
             ("time to build", format_duration(model.get("seconds"))),
             ("engine part", _engine(as_dict(m.get("engine")))),
         ],

@@ -36,6 +36,7 @@ class MicroBatch(msgspec.Struct, frozen=True):
     packed: bool = False
     within_rows: bool = False  # rows share sequences, and attention is computed within each row
     attention: str = "sdpa"
+    float8: bool = False
     autocast: bool = False  # forward passes run under autocast
     stream_element: int | None = None  # bytes of one number of the residual stream, if not `element`
     adapter_element: int = 4  # bytes of one number of an adapter; PEFT makes new ones float32, whatever the base is

@@ -182,7 +182,9 @@ def step_moments(model: ModelMemory, state: StrategyState, batch: MicroBatch, *,
             state.in_backward(at),
             tied,
             activations=kept_up_to[at] + (whole[key] if recomputes else 0) + passing[key],
-            weight_copies=(copies[at] if recomputes else copies_up_to[at]) + model.dequantized_of(at, batch.element),
+            weight_copies=(copies[at] if recomputes else copies_up_to[at])
+            + model.dequantized_of(at, batch.element)
+            + (model.cast_of(at, batch.tokens) if batch.float8 else 0),
         )
 
     # autocast keeps the copies of all weights until the end of forward, recomputed blocks' too
@@ -331,7 +333,7 @@ def batch_of(spec: RunSpec, plan: LaunchPlan, model: ModelMemory) -> MicroBatch:
     """Return one micro-batch at its maximum length."""
     assert spec.model is not None and spec.data is not None and plan.batch is not None
     isolated = spec.data.packing == "isolated"
-    masked = isolated and bool(dense_mask_reason(model.shapes.config.family, spec.model.attention))
+    masked = isolated and bool(dense_mask_reason(model.shapes.config.family, spec.model.implementation))
     return MicroBatch(
         sequences=plan.batch.micro_batch_size,
         length=1 if is_mlp(spec.model.name) else spec.data.max_length,
@@ -339,7 +341,8 @@ def batch_of(spec: RunSpec, plan: LaunchPlan, model: ModelMemory) -> MicroBatch:
         device=plan.device,
         packed=masked,
         within_rows=isolated and not masked,
-        attention=spec.model.attention,
+        attention=spec.model.implementation,
+        float8=spec.model.float8,
         autocast=model.autocast is not None,
         stream_element=4 if model.autocast and model.what.trains_embedding(model.shapes) else None,
         adapter_element=model.trained_element,
@@ -367,7 +370,7 @@ def _notes(spec: RunSpec, plan: LaunchPlan, family: str) -> list[str]:
         notes.append(f"model.gradient_checkpointing auto: {plan.recomputation}, because {plan.recomputation_reason}")
     if plan.compiled:
         notes.append("model.compile: estimated without compiled blocks, which keep less for backward")
-    why = dense_mask_reason(family, spec.model.attention) if spec.data.packing == "isolated" else ""
+    why = dense_mask_reason(family, spec.model.implementation) if spec.data.packing == "isolated" else ""
     if why and family not in (*ENCODERS, MLP):
         notes.append(f"packed rows need a dense mask of the sequence length squared: {why}")
     return notes

@@ -353,6 +353,11 @@ class ModelMemory(ModelSizes, frozen=True, kw_only=True, dict=True):
         sizes = [w.numel for w in self.what.quantized(self.shapes.blocks[at])]
         return max((n * element + min(n, NF4_PIECE) * 4 for n in sizes), default=0)
 
+    def cast_of(self, at: int, tokens: int) -> int:
+        """Return bytes of a weight of block `at` and its input in 8-bit floats, with one piece in float32."""
+        sizes = [w.numel + tokens * max(w.shape) for w in self.shapes.blocks[at].weights if w.kind == "linear"]
+        return max((n + min(n, NF4_PIECE) * 8 for n in sizes), default=0)
+
     def weight_copies_outside_blocks(self) -> int:
         """Return the same outside blocks; that of a language model's output projection exists during the loss only."""
         head = output_projection(self.shapes)

@@ -505,7 +505,7 @@ def plain_module(module: Any, spec: RunSpec, *, classifier: bool) -> PlainModule
     else:
         base = given.get_base_model() if hasattr(given, "get_base_model") else given
         config = copy.deepcopy(base.config)
-        config._attn_implementation = spec.model.attention  # not this package's own for packed rows
+        config._attn_implementation = spec.model.implementation  # not this package's own for packed rows
         plain = type(base)(config)
         without_random_numbers(plain)
         if spec.adapter.type == "lora":

@@ -151,5 +151,11 @@ def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Checkpoin
         kept = keeps_product(inner, width)
     else:
         name = str(operator)
-        kept = "attn" in name or "attention" in name or "grouped_mm" in name or "sum_of_products" in name
+        kept = (
+            "attn" in name
+            or "attention" in name
+            or "grouped_mm" in name
+            or "scaled_mm" in name
+            or "sum_of_products" in name
+        )
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

@@ -264,7 +264,7 @@ def load_model(
         torch.manual_seed(seed)
         try:
             return _configured(
-                kind.from_config(config, dtype=DTYPES[dtype], attn_implementation=spec.attention), spec, tokenizer
+                kind.from_config(config, dtype=DTYPES[dtype], attn_implementation=spec.implementation), spec, tokenizer
             )
         except (OSError, ValueError, ImportError) as error:
             raise EnvironmentNotAble(f"model.name {spec.name}: cannot be built: {first_line(error)}") from None

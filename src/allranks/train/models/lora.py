@@ -14,7 +14,8 @@ The narrow product comes first: the wide one then reads the sum while it compute
 tensor that takes longer than its arithmetic; and the sum is rounded once less where it is large. m and dm are stored
 transposed, (sum r_i, N): for narrow products, kernels for CPUs are several times faster in that form.
 
-Frozen weights in 4 bits (`nf4`) are dequantised one at a time, in each pass.
+Frozen weights in 4 bits (`nf4`) are dequantised one at a time, in each pass. With ``model.float8`` (`float8`), the wide
+products come first, and the narrow ones are added to them.
 
 Backward keeps x once and m; nothing of width O_i. With dropout, each layer's adapter has its own input, as in PEFT: the
 products with A are separate, and backward also keeps which elements were dropped (`adapter_dropout`), and drops them
@@ -39,6 +40,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from allranks.train.models.adapter_dropout import LowMemoryDropout, drop_, dropped
+from allranks.train.models.float8 import Cast, cast_rows, in_float8, scaled_product
 from allranks.train.models.nf4 import NF4Linear, dequantize
 from allranks.train.patches import replace_forward
 
@@ -202,20 +204,24 @@ def _compute(x: torch.Tensor, layers: Sequence[_Parts]) -> tuple[torch.Tensor, .
         scales.append(layer.scaling * factor)
     bases, biases = [p.base.weight for p in layers], [p.base.bias for p in layers]
     blocks = [p.base.scales if isinstance(p.base, NF4Linear) else None for p in layers]
+    eights = tuple(in_float8(p.base) for p in layers)
     downs, ups = [p.down for p in layers], [p.up for p in layers]
-    return LoRALinears.apply(x, tuple(scales), *masks, *bases, *blocks, *biases, *downs, *ups)  # type: ignore[return-value]
+    return LoRALinears.apply(x, tuple(scales), eights, *masks, *bases, *blocks, *biases, *downs, *ups)  # type: ignore[return-value]
 
 
 class LoRALinears(torch.autograd.Function):
     """Frozen linear layers with LoRA on one input; see the top of this file."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, scales: tuple[float, ...], *tensors: Any) -> tuple[torch.Tensor, ...]:
+    def forward(
+        ctx: Any, x: torch.Tensor, scales: tuple[float, ...], eights: tuple[bool, ...], *tensors: Any
+    ) -> tuple[torch.Tensor, ...]:
         """Return the layers' outputs (..., O_i).
 
         Args:
             x: (..., I), in the dtype of the base weights.
             scales: s_i, the scaling of each adapter times the factor of kept elements.
+            eights: whether the product with W_i is computed in float8.
             tensors: for all layers what their dropout drops (each None, or from `LowMemoryDropout.draw`), W_i, the
                 scales of W_i where it is quantised (`nf4`; else None), biases (each may be None), A_i, and B_i.
         """
@@ -227,14 +233,20 @@ class LoRALinears(torch.autograd.Function):
         else:
             parts = [_stacked(downs, dtype) @ rows.t()]
         outputs = []
-        for base, own, bias, up, scale, part in zip(
-            bases, blocks, biases, ups, scales, _split(parts, downs), strict=True
+        cast: Cast | None = None  # once for all layers
+        for base, own, bias, up, scale, part, eight in zip(
+            bases, blocks, biases, ups, scales, _split(parts, downs), eights, strict=True
         ):
+            if eight:
+                cast = cast_rows(rows) if cast is None else cast
+                y = torch.addmm(scaled_product(cast, cast_rows(base), dtype), part.t(), up.to(dtype).t(), alpha=scale)
+                outputs.append((y if bias is None else y + bias).view(*x.shape[:-1], y.shape[-1]))
+                continue
             wide = base if own is None else dequantize(base, own, dtype)
             y = _sum([part.t(), rows], [up.to(dtype).t(), wide.t()], [scale, 1.0], bias)
             del wide  # before the next one is made
             outputs.append(y.view(*x.shape[:-1], y.shape[-1]))
-        ctx.scales, ctx.middles = scales, len(parts)
+        ctx.scales, ctx.eights, ctx.middles = scales, eights, len(parts)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, *parts, *masks, *bases, *blocks, *downs, *ups)
         return tuple(outputs)
@@ -252,8 +264,17 @@ class LoRALinears(torch.autograd.Function):
         slopes_up: list[torch.Tensor | None] = []
         slope_parts = [torch.empty_like(part) for part in parts]
         wide: tuple[list[torch.Tensor], list[Weight]] = ([], [])
-        for slope, base, own, up, scale, part, into in zip(
-            slopes, bases, blocks, ups, scales, _split(parts, downs), _split(slope_parts, downs), strict=True
+        eights: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for slope, base, own, up, scale, part, into, eight in zip(
+            slopes,
+            bases,
+            blocks,
+            ups,
+            scales,
+            _split(parts, downs),
+            _split(slope_parts, downs),
+            ctx.eights,
+            strict=True,
         ):
             if slope is None:
                 into.zero_()
@@ -262,14 +283,17 @@ class LoRALinears(torch.autograd.Function):
             slope_rows = slope.reshape(-1, slope.shape[-1])
             into.addmm_(up.to(dtype).t(), slope_rows.t(), beta=0, alpha=scale)
             slopes_up.append((part @ slope_rows).t().to(up.dtype, memory_format=torch.contiguous_format).mul_(scale))
+            if eight:
+                eights.append((slope_rows, base))
+                continue
             wide[0].append(slope_rows)
             wide[1].append(base if own is None else partial(dequantize, base, own, dtype))
         slope_x: torch.Tensor | None = None
-        wanted = ctx.needs_input_grad[0] and bool(wide[0])
+        wanted = ctx.needs_input_grad[0] and bool(wide[0] or eights)
         if _dropped(masks):
             slopes_down = []
             if wanted:
-                slope_x = _sum(*wide, [1.0] * len(wide[0]))
+                slope_x = _sum(*wide, [1.0] * len(wide[0])) if wide[0] else torch.zeros_like(rows)
             for mask, down, slope_part in zip(masks, downs, slope_parts, strict=True):
                 slopes_down.append(slope_part @ _masked(rows, mask))
                 if slope_x is not None:
@@ -280,12 +304,15 @@ class LoRALinears(torch.autograd.Function):
             if wanted:
                 firsts, seconds = [slope_parts[0].t(), *wide[0]], [_stacked(downs, dtype), *wide[1]]
                 slope_x = _sum(firsts, seconds, [1.0] * len(firsts))
+        for slope_rows, base in eights if wanted else ():
+            assert slope_x is not None
+            slope_x = slope_x + scaled_product(cast_rows(slope_rows), cast_rows(base.t()), dtype)
         slopes_down = [
             None if slope is None else slope_down.to(down.dtype)
             for slope, slope_down, down in zip(slopes, slopes_down, downs, strict=True)
         ]
         slope_x = None if slope_x is None else slope_x.view(x.shape)
-        return slope_x, None, *[None] * (4 * n), *slopes_down, *slopes_up
+        return slope_x, None, None, *[None] * (4 * n), *slopes_down, *slopes_up
 
 
 def _dropped(masks: Sequence[torch.Tensor | None]) -> bool:

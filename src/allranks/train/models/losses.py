@@ -322,7 +322,11 @@ class LossModel(nn.Module):
             except LogitsError as error:
                 self.whole_logits = str(error)
 
-    def forward(self, batch: Batch, returns: Literal["loss", "token_losses", "label_logits"] = "loss") -> torch.Tensor:
+    def forward(
+        self, batch: Batch, returns: Literal["loss", "token_losses", "label_logits", "token_logits"] = "loss"
+    ) -> torch.Tensor:
+        if returns == "token_logits":
+            return self.token_logits(batch)[0]
         if returns == "token_losses":
             return self._token_losses(batch)
         if self.classifier:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -44,7 +44,7 @@ Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "RowMask", float | 
 class RowMask:
     """What attention gets in place of a mask: each token attends to the tokens of its row up to itself.
 
-    ``window``: only to this many, itself included; None: to all. ``kernel`` computes it on a GPU.
+    ``window``: only to this many, itself included; None: to all. ``kernel`` computes it; None: as on CPUs.
     """
 
     rows: PackedRows
@@ -116,7 +116,7 @@ def use_packed_attention(model: Any, device: torch.device, dtype: torch.dtype) -
         used = "torch.nn.attention.varlen"
         kernel, why = _gpu_kernel(config, device, dtype)
     if not why:
-        _register(kernel)
+        use_kernel(kernel)
         base.set_attn_implementation(NAME)
         if base.config._attn_implementation == NAME:
             return PackedAttention(True, f"packed rows: {used}")
@@ -141,7 +141,8 @@ def flash_lengths(model: Any, rows: PackedRows | None) -> dict[str, Any]:
     return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": limit, "max_length_k": limit}
 
 
-def _register(kernel: Kernel | None) -> None:
+def use_kernel(kernel: Kernel | None) -> None:
+    """Let `NAME` compute rows by a kernel; None: as CPUs do."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
@@ -193,12 +194,9 @@ def _attention(
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    if dropout == 0.0 and query.dtype == key.dtype == value.dtype:
-        if attention_mask.kernel is not None and query.dtype in (torch.float16, torch.bfloat16):
-            return attention_mask.kernel(query, key, value, attention_mask, scaling), None
-        if fits(query, value):
-            ends, window = attention_mask.rows.ends, attention_mask.window
-            return attention_in_rows(query, key, value, ends, scaling, window), None
+    fused = query.device.type == "cpu" or query.dtype in (torch.float16, torch.bfloat16)
+    if fused and dropout == 0.0 and query.dtype == key.dtype == value.dtype:
+        return (attention_mask.kernel or rows_on_cpu)(query, key, value, attention_mask, scaling), None
     return attention_row_by_row(query, key, value, attention_mask, scaling, dropout), None
 
 
@@ -216,6 +214,15 @@ def _whole_in_blocks(
         and query.shape[1] % key.shape[1] == 0
         and blockwise_attention.blocks_pay(query, key, value)
     )
+
+
+def rows_on_cpu(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: RowMask, scale: float | None
+) -> torch.Tensor:
+    """Compute attention as usual on CPUs. See `Kernel`."""
+    if fits(query, value):
+        return attention_in_rows(query, key, value, mask.rows.ends, scale, mask.window)
+    return attention_row_by_row(query, key, value, mask, scale)
 
 
 @torch.compiler.disable()
@@ -251,7 +258,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.transpose(1, 2).flatten(0, 1)
 
 
-def _torch_varlen() -> Kernel:
+def torch_varlen() -> Kernel:
     """Return attention of variable length by `torch.nn.attention.varlen`, torch 2.10 and later.
 
     Raises:
@@ -286,14 +293,19 @@ def _padded(value: torch.Tensor, width: int) -> torch.Tensor:
     return value if value.shape[-1] == width else F.pad(value, (0, width - value.shape[-1]))
 
 
-def _gpu_kernel(config: Any, device: torch.device, dtype: torch.dtype) -> tuple[Kernel | None, str]:
-    """Return torch's kernel of variable length, or why it cannot be used."""
+def attention_shape(config: Any) -> tuple[int, int, int]:
+    """Return the numbers of heads of queries and of keys, and their width."""
     heads = config.num_attention_heads
     width = getattr(config, "qk_head_dim", None) or getattr(config, "head_dim", None) or config.hidden_size // heads
-    shape = heads, getattr(config, "num_key_value_heads", None) or heads, width
+    return heads, getattr(config, "num_key_value_heads", None) or heads, width
+
+
+def _gpu_kernel(config: Any, device: torch.device, dtype: torch.dtype) -> tuple[Kernel | None, str]:
+    """Return torch's kernel of variable length, or why it cannot be used."""
     try:
-        kernel = _torch_varlen()
-        why = trial(kernel, device, dtype, *shape, window=getattr(config, "sliding_window", None) is not None)
+        kernel = torch_varlen()
+        windowed = getattr(config, "sliding_window", None) is not None
+        why = trial(kernel, device, dtype, *attention_shape(config), window=windowed)
     except Exception as error:  # noqa: BLE001 - a kernel that this GPU or torch does not support, whatever it raises
         kernel, why = None, f"{type(error).__name__}: {first_line(error)[:200]}"
     if not why:
@@ -307,13 +319,23 @@ TRIAL_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 1e-
 
 
 def trial(
-    kernel: Kernel, device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, width: int, *, window: bool
+    kernel: Kernel,
+    device: torch.device,
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    *,
+    window: bool,
+    lengths: tuple[int, ...] = TRIAL_LENGTHS,
+    setting: Callable[[], AbstractContextManager[Any]] | None = None,
 ) -> str:
     """Return how a kernel's output or gradients differ from those of one row at a time in float32, or nothing if they
     agree.
 
     Args:
         window: also try a sliding window.
+        setting: where the kernel runs; also change the other rows, which must not change a bit of a row's output.
     """
     draw = torch.Generator().manual_seed(1)
     plain = [
@@ -321,18 +343,26 @@ def trial(
         for n in (heads, kv_heads, kv_heads)
     ]
     slope = torch.randn(2, 128, heads, width, generator=draw).to(dtype)
-    ends = torch.tensor([0, *TRIAL_LENGTHS]).cumsum(0)
-    rows = PackedRows(ends, ends.to(device, torch.int32), (2, 128), max(TRIAL_LENGTHS), 128)
+    ends = torch.tensor([0, *lengths]).cumsum(0)
+    rows = PackedRows(ends, ends.to(device, torch.int32), (2, 128), max(lengths), 128)
     for size in (None, 16) if window else (None,):
         mask = RowMask(rows, size, None)
         wanted = _with_gradients(attention_row_by_row, plain, mask, slope.float())
         there = [t.to(device, dtype) for t in plain]
-        gradients = _with_gradients(kernel, there, mask, slope.to(device))
+        changed = [t.clone() for t in there]
+        for t in changed:
+            t[0, :, lengths[0] :] *= 8
+            t[1:] *= 8
+        with setting() if setting else nullcontext():
+            gradients = _with_gradients(kernel, there, mask, slope.to(device))
+            neighbours = _with_gradients(kernel, changed, mask, slope.to(device))[0]
         for name, mine, its in zip(("output", "query's", "key's", "value's"), wanted, gradients, strict=True):
             off = float((its.float().cpu() - mine).abs().max() / mine.abs().max())
             if not off <= TRIAL_TOLERANCE.get(dtype, 1e-3):
                 what = name if name == "output" else f"the {name} gradient"
                 return f"its {what} differs by {off:.2g} from that of single rows"
+        if setting and not torch.equal(neighbours[0, : lengths[0]], gradients[0][0, : lengths[0]]):
+            return "the output of a row changes with its neighbours"
     return ""
 
 
