@@ -5,17 +5,37 @@ from pathlib import Path
 
 from tests.dist.harness import allranks, rows_spec, write_spec
 
+TRACKER = """
+class Mine:
+    def __init__(self, run):
+        self.path = run.folder / "mine.txt"
+        self.write(run.tracking.group)
+    def log(self, step, values):
+        self.write(step)
+    def finish(self, status):
+        self.write(status)
+    def write(self, what):
+        with self.path.open("a") as file:
+            print(what, file=file)
+"""
+
 
 def test_a_failed_point_does_not_end_a_sweep_that_then_continues(tmp_path: Path) -> None:
-    spec = write_spec(tmp_path, rows_spec(tmp_path, train={"max_steps": 2}, cluster={"procs_per_node": 1}))
+    cluster = {"procs_per_node": 1, "price_per_gpu_hour": 3.6, "currency": "EUR"}
+    request = rows_spec(tmp_path, train={"max_steps": 2}, cluster=cluster, observe={"trackers": ["mine:Mine"]})
+    spec = write_spec(tmp_path, request)
+    (tmp_path / "mine.py").write_text(TRACKER)
     points = tmp_path / "points.txt"
     points.write_text("train.lr=1e9 train.max_grad_norm=1e30 train.max_steps=4\ntrain.lr=1e-3\n")
     done = allranks("sweep", str(spec), "--list", str(points), "--json", cwd=tmp_path, code=1)
     document = json.loads(done.stdout)
     second, first = document["points"]
     assert (first["name"], second["name"]) == ("p1", "p2")
-    assert first["status"] in ("failed", "diverged") and second["status"] == "succeeded" and second["train_loss"]
+    assert first["status"] == "diverged" and second["status"] == "succeeded" and second["train_loss"]
+    assert second["cost"]["currency"] == "EUR" and 0 < second["cost"]["amount"] < 1
     folder = tmp_path / document["folder"]
+    (text,) = (path.read_text() for path in folder.glob("p2-*/mine.txt"))
+    assert text.split() == [folder.name, "1", "2", "2", "succeeded"]  # the group; two steps and an evaluation
     before = {path: path.stat().st_mtime_ns for path in folder.glob("*/metrics.json")}
     again = allranks("sweep", str(folder), "--json", cwd=tmp_path, code=1)
     assert json.loads(again.stdout) == document

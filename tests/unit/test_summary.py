@@ -9,10 +9,10 @@ import pytest
 from allranks.analysis.metrics import expert_load, mfu, summarize, wall_time, without_repeated_steps
 from allranks.launch.failure_attribution import RankEnd, is_peer_error
 from allranks.launch.monitor.telemetry import _Rates
+from allranks.planning.cost import cost_line, cost_row, run_cost
 from allranks.planning.planner import make_plan
 from allranks.spec import parse_spec
 from allranks.spec.records import TrainSpec
-from allranks.train.loggers import MetricLoggers
 from allranks.train.loop import learning_rate
 from tests.unit.test_plan import facts
 
@@ -193,50 +193,6 @@ def test_loads_of_experts_are_added_up_over_the_steps() -> None:
     assert expert_load([]) is None
 
 
-def test_loggers_get_the_numbers_of_steps_and_evaluations_apart() -> None:
-    class Kept:
-        def __init__(self) -> None:
-            self.rows: list[tuple[int, dict[str, float]]] = []
-
-        def log(self, step: int, values: dict[str, float]) -> None:
-            self.rows.append((step, values))
-
-        def close(self) -> None: ...
-
-    kept = Kept()
-    for kind in ("step", "eval", "phase"):
-        MetricLoggers({"Kept": (kept.log, kept.close)}, print).event(
-            kind, {"step": 3, "loss": 2, "lr": None, "name": "x"}
-        )
-    assert kept.rows == [(3, {"train/loss": 2.0}), (3, {"eval/loss": 2.0})]
-
-
-def test_a_logger_that_fails_is_left_out_and_the_run_goes_on() -> None:
-    class Fails:
-        def __init__(self, at: int) -> None:
-            self.at, self.calls = at, 0
-
-        def log(self, step: int, values: dict[str, float]) -> None:
-            self.calls += 1
-            if step == self.at:
-                raise ConnectionError("no route to the server")
-
-        def close(self) -> None:
-            raise OSError(28, "No space left on device")
-
-    said: list[str] = []
-    first, second = Fails(2), Fails(99)
-    both = {"First": (first.log, first.close), "Second": (second.log, second.close)}
-    loggers = MetricLoggers(both, said.append)
-    for step in (1, 2, 3):
-        loggers.event("step", {"step": step, "loss": None})
-    assert (first.calls, second.calls) == (2, 3)
-    assert said == ["observe: First is disabled from here on: ConnectionError: no route to the server"]
-    loggers.close()
-    assert "No space left" in said[1]
-    assert len(said) == 2
-
-
 def test_loopback_is_no_traffic_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     nic = SimpleNamespace(bytes_recv=5, bytes_sent=7)
     monkeypatch.setattr("psutil.net_io_counters", lambda pernic: {"lo": nic, "eth0": nic, "eth1": nic})
@@ -259,3 +215,23 @@ def end(rank: int, code: int, time: float) -> RankEnd:
 
 def error(rank: int, message: str, time: float, kind: str = "RuntimeError") -> dict[str, Any]:
     return {"rank": rank, "type": kind, "message": message, "time": time, "echo": is_peer_error(kind, message)}
+
+
+def test_costs_are_those_of_all_ranks_and_spare_nodes_and_absent_without_a_price() -> None:
+    slurm = {
+        "launcher": "slurm",
+        "nodes": 2,
+        "spares": 1,
+        "procs_per_node": 4,
+        "device": "cpu",
+        "slurm": {"time": "90"},
+    }
+    spec = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}, "cluster": slurm}
+    free = parse_spec(spec)
+    priced = parse_spec({**spec, "cluster": {**slurm, "price_per_gpu_hour": 2.5}})
+    plan = make_plan(priced, facts())
+    assert (cost_line(free, plan), run_cost(free, plan, 60.0), run_cost(priced, plan, None)) == (None, None, None)
+    spent = run_cost(priced, plan, 1800.0)
+    assert spent == {"amount": 15.0, "currency": "USD", "gpu_hours": 6.0, "price_per_gpu_hour": 2.5}
+    assert cost_row(spent) == "15.00 USD, 6 GPU-hours at 2.5" and cost_row({"amount": "x"}) == cost_row(None) == ""
+    assert "30.00 USD an hour: 12 ranks" in str(line := cost_line(priced, plan)) and "at most 45.00 USD" in str(line)

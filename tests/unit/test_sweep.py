@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from allranks.errors import RequestError
+from allranks.experiments import sweep, sweep_trials
 from allranks.experiments.sweep import DivergenceWatch, PointResult, grid_points, ranked
 from allranks.launch.runs import NullObserver
 from allranks.rundir.paths import RunDir
+from tests.conftest import tiny_spec
 
 
 def test_points_are_the_product_of_the_grid_and_the_lines() -> None:
@@ -22,9 +24,59 @@ def test_points_are_the_product_of_the_grid_and_the_lines() -> None:
     ]  # fmt: skip
     assert [point.name for point in points] == ["p1", "p2", "p3", "p4", "p5"]
     big = [f"k{i}={','.join('abcdefghij')}" for i in range(4)]
-    for grid, lines in (([], []), (["train.lr"], []), (["a=1,"], []), (["a=1", "a=2"], []), (big, []), ([], ["word"])):
+    twice, ranges = ["a=1 b=2", "b=2 a=1"], ["a=1..2"]
+    for grid, lines in (
+        ([], []), (["train.lr"], []), (["a=1,"], []), (["a=1", "a=2"], []), (big, []), ([], ["word"]), ([], twice),
+        (["a=1,2,1"], []), (ranges, []),
+    ):  # fmt: skip
         with pytest.raises(RequestError):
             grid_points(grid, lines)
+
+
+def test_the_same_command_continues_its_sweep_and_one_process_runs_it(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(json.dumps(tiny_spec("builtin:instructions", tmp_path)))
+    points = grid_points(["train.lr=1,2"])
+    first = sweep.create_sweep(spec, [], points)
+    assert sweep.create_sweep(spec, [], points) == first
+    others = [sweep.create_sweep(spec, [], points, new=True), sweep.create_sweep(spec, ["train.seed=2"], points)]
+    assert len({one.folder for one in (first, *others)}) == 3
+    with sweep.only_one(first), pytest.raises(RequestError, match="another process"), sweep.only_one(first):
+        pass
+    before = sorted(tmp_path.rglob("*"))
+    for sets, wrong in (["cluster.env.HF_TOKEN=hf_" + "a1B2c3D4" * 4], points), ([], grid_points(["train.lrr=1"])):
+        with pytest.raises(RequestError, match=r"hold a secret|did you mean 'train\.lr'") as raised:
+            sweep.create_sweep(spec, sets, wrong)
+        assert "a1B2" not in str(raised.value) and sorted(tmp_path.rglob("*")) == before
+
+
+def test_optuna_chooses_from_ranges_and_a_continued_study_repeats_nothing(tmp_path: Path) -> None:
+    grid = ["train.lr=1e-5..1e-3:log", "adapter.r=4..64", "train.schedule=linear,cosine"]
+    points, space = sweep.trial_points(grid, 6)
+    endings = ["succeeded", "diverged", "failed", "succeeded", "refused", "stopped"]
+
+    def run_all(folder: Path) -> list[list[str]]:
+        folder.mkdir()
+        results = []
+        for point, status in zip(points, endings, strict=True):
+            sets = sweep_trials.suggest(folder, space, point.name)
+            assert sweep_trials.read_settings(folder, point.name) == sets
+            one = PointResult(name=point.name, sets=sets, run="r", status=status, message="", eval_loss=1.0)
+            results.append(one)
+            sweep_trials.report(folder, results)
+        return [one.sets for one in results]
+
+    chosen = run_all(tmp_path / "a")
+    assert chosen == run_all(tmp_path / "b"), "the seeds are fixed"
+    rates, ranks, schedules = zip(*([text.partition("=")[2] for text in sets] for sets in chosen), strict=True)
+    assert len(set(rates)) == 6 and all(1e-5 <= float(rate) <= 1e-3 for rate in rates)
+    assert all(4 <= int(rank) <= 64 for rank in ranks) and set(schedules) <= {"linear", "cosine"}
+    states = [trial.state.name for trial in sweep_trials._study(tmp_path / "a").trials]
+    assert states == ["COMPLETE", "PRUNED", "FAIL", "COMPLETE", "FAIL", "RUNNING"]
+    wrong = ("a=2..1", "a=0..1:log", "a=1..2:lin", "a=x..y", "a=1..2,3", "a=..")
+    for grid in ([], *([item] for item in wrong)):
+        with pytest.raises(RequestError, match="--grid"):
+            sweep.trial_points(grid, 3)
 
 
 @pytest.mark.parametrize(

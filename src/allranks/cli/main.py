@@ -40,7 +40,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "export": ("generate", "Write a run's checkpoint as a verified Hugging Face folder."),
     "generate": ("generate", "Try prompts on the model of a run."),
     "compare": ("compare", "Compare strategies on equal work, each verified before it is timed."),
-    "sweep": ("sweep", "Run a spec with many settings, one after another, and rank the results."),
+    "sweep": ("sweep", "Run a spec with many settings, and rank the results."),
     "compare-runs": ("compare_runs", "Compare runs: results, losses at equal steps and tokens, and what differs."),
     "smoke": ("smoke", "Run the smoke tests and show each criterion next to its threshold."),
     "trace": ("trace", "Analyse profiler traces: where time was spent, and which ranks waited."),

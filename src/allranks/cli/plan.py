@@ -43,13 +43,15 @@ def show_dry_run(run: PreparedRun, as_json: bool, *, full: bool = False) -> None
 
     from allranks.launch.preview import sequence_problem
     from allranks.launch.restarts import restart_line
+    from allranks.planning.cost import cost_line
     from allranks.planning.replicas import verify_line
 
     saves, compared = (
         checkpoint_line(run.spec, len(run.plan.nodes)),
         verify_line(run.plan, run.spec.observe.verify_every),
     )
-    lines, problem = (training_line(run.spec), saves, compared, restart_line(run.spec)), sequence_problem(run)
+    lines = (training_line(run.spec), saves, compared, restart_line(run.spec), cost_line(run.spec, run.plan))
+    problem = sequence_problem(run)
     show_plan(
         msgspec.structs.replace(run.plan, warnings=[*run.plan.warnings, problem]) if problem else run.plan,
         as_json,

@@ -23,6 +23,7 @@ from allranks.analysis.metrics import before_and_after
 from allranks.analysis.stragglers import link_notes
 from allranks.cli.console import SafeConsole
 from allranks.cli.log_follower import LogFollower
+from allranks.planning.cost import cost_row
 from allranks.rundir.events import REPORTED, read_events
 from allranks.rundir.paths import RunDir
 from allranks.utils.inputs import read_appended
@@ -308,6 +309,7 @@ def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
             "speed": ", ".join(filter(None, speeds)),
             "time": format_duration(wall or 0),
             "effective": _effective_time(effective),
+            "cost": cost_row(m.get("cost")),
             "restarts": restarts,
             "network": network,
         }
@@ -321,6 +323,7 @@ def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
         + f" over {attempts} attempts" * (attempts > 1)
         + (f"; the whole run took {format_duration(wall)}" if wall else ""),
         "effective": _effective_time(effective),
+        "cost": cost_row(m.get("cost")),
         "restarts": restarts,
         "train loss": _change(m, "train_loss_first", "train_loss_last", trained=bool(m.get("steps"))),
         "router loss": _change(m, "router_aux_loss_first", "router_aux_loss_last"),

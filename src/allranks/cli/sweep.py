@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 @click.argument("spec", type=any_path, metavar="SPEC|SWEEP")
 @click.option("--grid", multiple=True, metavar="KEY=V,V,...", help="Values of one key; several make all combinations.")
 @click.option("--list", "listed", type=any_path, metavar="FILE", help="File with the settings of one point a line.")
+@click.option(
+    "--trials",
+    type=click.IntRange(1, 1000),
+    metavar="N",
+    help="Run N points that Optuna chooses; --grid may have LOW..HIGH.",
+)
+@click.option("--at-once", type=click.IntRange(1), metavar="K", help="Slurm: run at most K points at the same time.")
+@click.option("--new", is_flag=True, help="Start a new sweep, also if one of the same points is unfinished.")
+@click.option("--task", is_flag=True, hidden=True)
 @click.option("--again", is_flag=True, help="Run failed, diverged and refused points of a sweep once more.")
 @click.option("--show", is_flag=True, help="Show the table of a sweep, and write its page again; run nothing.")
 @set_option
@@ -26,40 +35,63 @@ def sweep_command(
     spec: Path,
     grid: tuple[str, ...],
     listed: Path | None,
+    trials: int | None,
+    at_once: int | None,
+    new: bool,
+    task: bool,
     again: bool,
     show: bool,
     sets: tuple[str, ...],
     as_json: bool,
 ) -> int:
-    """Run SPEC with each combination of settings, one after another, and rank the results by held-out loss.
+    """Run SPEC with each combination of settings, and rank the results by held-out loss.
 
-    With the folder of a sweep instead of SPEC it continues that sweep: finished points stay, a stopped one is resumed.
-    A failed point does not end the sweep. A run whose loss diverges is ended early.
+    Points run one after another; with Slurm as the tasks of one array. The same command, or the folder of a sweep
+    instead of SPEC, continues an unfinished sweep: finished points stay, a stopped one is resumed. A failed point does
+    not end the sweep. A run whose loss diverges is ended early.
     """
-    from allranks.experiments.sweep import create_sweep, grid_points, open_sweep, run_sweep
-    from allranks.utils.inputs import read_lines
-
-    if spec.is_dir():
-        if grid or listed or sets:
-            raise RequestError(
-                f"{spec} is a folder: a sweep continues with its own settings; leave out --grid, --list, --set"
-            )
-        sweep = open_sweep(spec)
-    else:
-        if show or again:
-            raise RequestError("--show and --again need the folder of a sweep")
-        lines = [line.decode("utf-8", "replace") for line in read_lines(listed)] if listed else []
-        sweep = create_sweep(spec, sets, grid_points(grid, lines))
     from allranks.cli.compare import ProgressPrinter
     from allranks.cli.console import table_console
+    from allranks.experiments.sweep import open_sweep, run_sweep
+    from allranks.experiments.sweep_array import run_array, run_task, uses_array
 
+    continued = spec.is_dir()
+    if continued and (grid or listed or sets or trials or new):
+        raise RequestError(
+            f"{spec} is a folder: a sweep continues with its own settings; give only --again, --show or --at-once"
+        )
+    if not continued and (show or again):
+        raise RequestError("--show and --again need the folder of a sweep")
+    sweep = open_sweep(spec) if continued else _create(spec, grid, listed, trials, sets, new)
     console = table_console(stderr=as_json, quiet=as_json)
+    view = ProgressPrinter(console)
+    if task:
+        return EXIT_OK if run_task(sweep, view) else EXIT_FAILED
     console.say(f"sweep    {sweep.folder}, {len(sweep.points)} points")
-    finished = show or run_sweep(sweep, ProgressPrinter(console), again=again)
+    if show:
+        return _report(sweep, as_json)
+    more = {"at_once": at_once} if uses_array(sweep) else {}
+    finished = (run_array if more else run_sweep)(sweep, view, again=again, **more)  # type: ignore[operator]
     code = _report(sweep, as_json)
     if not finished:
         echo(f"the sweep was ended; continue it with: allranks sweep {sweep.folder}", message=True)
     return code if finished else EXIT_FAILED
+
+
+def _create(
+    spec: Path, grid: tuple[str, ...], listed: Path | None, trials: int | None, sets: tuple[str, ...], new: bool
+) -> Sweep:
+    from allranks.experiments.sweep import create_sweep, grid_points, trial_points
+    from allranks.utils.inputs import read_lines
+
+    if trials and listed:
+        raise RequestError("--trials chooses the points; leave out --list")
+    if trials:
+        return create_sweep(spec, sets, *trial_points(grid, trials), new=new)
+    lines = [line.decode("utf-8", "replace") for line in read_lines(listed)] if listed else []
+    if listed and not lines:
+        raise RequestError(f"--list {listed}: the file is empty; each line has the settings of one point")
+    return create_sweep(spec, sets, grid_points(grid, lines), new=new)
 
 
 def _report(sweep: Sweep, as_json: bool) -> int:
@@ -75,6 +107,7 @@ def _report(sweep: Sweep, as_json: bool) -> int:
         print_json({"folder": sweep.folder, "ranked_by": key, "points": msgspec.to_builtins(results)})
         return code
     from allranks.cli.console import FittedColumn, print_fitted, table_console
+    from allranks.planning.cost import cost_text
     from allranks.utils.text import format_bytes, format_loss, format_rate, sanitize
 
     columns = [
@@ -98,11 +131,16 @@ def _report(sweep: Sweep, as_json: bool) -> int:
         ]
         for r in results
     ]
+    if costs := [r.cost for r in results if r.cost]:
+        columns.append(FittedColumn("cost", right=True))
+        rows = [[*row, cost_text(r.cost) if r.cost else "-"] for row, r in zip(rows, results, strict=True)]
     echo("")
     print_fitted(table_console(), columns, rows, "; --json has all")
     for r in results:
         if r.status not in ("succeeded", "open", "stopped") and r.message:
             echo(f"{r.name}  {sanitize(r.message, 300)}", message=True)
+    if costs:
+        echo(f"cost   {cost_text({**costs[0], 'amount': sum(cost['amount'] for cost in costs)})} in all")
     if page:
         echo(f"page   {page}")
     return code

@@ -32,6 +32,7 @@ from allranks.launch.launchers import get_launcher
 from allranks.launch.monitor.hang_rules import list_ranks
 from allranks.launch.restarts import Restart
 from allranks.launch.supervisor import JobEnd
+from allranks.planning.cost import run_cost
 from allranks.planning.records import LaunchPlan, load_plan
 from allranks.rundir import events as event_files
 from allranks.rundir.files import read_record, write_json
@@ -124,7 +125,7 @@ def finalize_run(
             )
     if history := restarts.read_restarts(run):
         metrics["restarts"] = msgspec.to_builtins(history)
-    metrics["effective_training_time"] = _effective_training_time(run, plan, ranks)
+    metrics |= _time_and_cost(run, spec, plan, ranks, metrics)
     try:
         metrics["network"] = outcome_metrics(verify_network(run, attempt))
         write_json(run.metrics, metrics)
@@ -146,6 +147,14 @@ def finalize_run(
         metrics=metrics,
         restart=restart,
     )
+
+
+def _time_and_cost(
+    run: RunDir, spec: RunSpec, plan: LaunchPlan, ranks: dict[int, list[dict[str, Any]]], metrics: dict[str, Any]
+) -> dict[str, Any]:
+    effective = _effective_training_time(run, plan, ranks)
+    cost = run_cost(spec, plan, finite_float((effective or metrics).get("wall_time_s")))
+    return {"effective_training_time": effective, **({"cost": cost} if cost else {})}
 
 
 def _effective_training_time(run: RunDir, plan: LaunchPlan, ranks: dict[int, list[dict[str, Any]]]) -> Any:
@@ -379,10 +388,11 @@ def current_metrics(run: RunDir, *, alive: bool) -> dict[str, Any] | None:
     before, status = read_record(run.metrics), status_of(run, alive=alive)
     if not ranks and (alive or not before.get("message")):
         return None
-    metrics = summarize(run.name, load_spec(run.spec), load_plan(run), ranks, status) | progress_metrics(ranks)
+    spec, plan = load_spec(run.spec), load_plan(run)
+    metrics = summarize(run.name, spec, plan, ranks, status) | progress_metrics(ranks)
     if status == "unfinished":
         metrics["message"] = UNFINISHED_MESSAGE.format(run.name)
-    metrics["effective_training_time"] = _effective_training_time(run, load_plan(run), ranks)
+    metrics |= _time_and_cost(run, spec, plan, ranks, metrics)
     metrics |= {
         key: before[key] for key in ("message", "failure", "network", "restarts") if key in before and not alive
     }

@@ -33,6 +33,7 @@ from allranks.spec.validation import (
     readable_error,
     record_class,
     require_sections,
+    tracker_problems,
     without_empty_sections,
 )
 from allranks.utils.inputs import FileTooLarge, is_stdin, read_input, read_regular
@@ -445,7 +446,14 @@ def _check_together(spec: RunSpec, where: str) -> None:
     for first, second in (("max_steps", "epochs"), ("grad_accum", "global_batch_size")):
         if getattr(spec.train, first) is not None and getattr(spec.train, second) is not None:
             problems.append(f"train.{first} and train.{second} are both set; set only one")
-    for rules in (adapter_problems, mlp_problems, model_problems, evaluation_problems, notify_problems):
+    for rules in (
+        adapter_problems,
+        mlp_problems,
+        model_problems,
+        evaluation_problems,
+        notify_problems,
+        tracker_problems,
+    ):
         problems += rules(spec)
     try:
         problems += _cluster_problems(spec.cluster)

@@ -437,6 +437,10 @@ class ClusterSpec(Record, frozen=True):
     """timeout of collectives, in seconds"""
     restarts: RestartSpec = RestartSpec()
     """restarts without a user, by the cause of a failure"""
+    price_per_gpu_hour: Annotated[float, Meta(ge=0, le=1e6)] | None = None
+    """what a GPU costs an hour (on CPUs: a rank), for the costs in plan, summary, report and sweep; null = not shown"""
+    currency: Annotated[str, Meta(pattern=r"^[^\s<>&]{1,8}$")] = "USD"
+    """currency of the price, as shown"""
 
     @property
     def launched_by(self) -> LauncherInfo:
@@ -462,6 +466,19 @@ class ProfileSpec(Record, frozen=True):
     """only these ranks; null = all"""
 
 
+class TrackingSpec(Record, frozen=True):
+    """How trackers file the run."""
+
+    project: str | None = None
+    """project of W&B, experiment of MLflow; null = that of WANDB_PROJECT or MLFLOW_EXPERIMENT_NAME, else allranks"""
+    group: str | None = None
+    """group of runs; null = none, in a sweep its folder's name"""
+    tags: list[str] = []
+    """tags of the run"""
+    offline: bool = False
+    """keep everything in the run folder: W&B's offline mode, a file store of MLflow"""
+
+
 class ObserveSpec(Record, frozen=True):
     """What to record during the run."""
 
@@ -480,13 +497,23 @@ class ObserveSpec(Record, frozen=True):
     end, too; null = never"""
     proof_at_end: bool = False
     """after the last step each rank records its hash of the weights and its part of the state"""
+    trackers: list[str] = []
+    """where rank 0 also sends its metrics: tensorboard, wandb, mlflow, or a class of yours, package.module:Class"""
+    tracking: TrackingSpec = TrackingSpec()
+    """project, group and tags for trackers"""
     tensorboard: bool = False
-    """also write metrics for TensorBoard"""
+    """the same as trackers: [tensorboard]"""
     wandb: bool = False
-    """also send metrics to Weights & Biases"""
+    """the same as trackers: [wandb]"""
     notify: str | None = None
     """http(s) address that gets a JSON message when the run ends, fails or starts again; env:NAME = the address is in
     this environment variable, as it must be if it holds a secret (Slack); null = none"""
+
+    @property
+    def all_trackers(self) -> list[str]:
+        """The trackers, each once."""
+        more = [name for name, wanted in (("tensorboard", self.tensorboard), ("wandb", self.wandb)) if wanted]
+        return list(dict.fromkeys([*self.trackers, *more]))
 
 
 class RunSpec(Record, frozen=True):

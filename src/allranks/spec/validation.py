@@ -107,6 +107,20 @@ def descriptions() -> dict[tuple[str, str], str]:
 
 
 VARIABLE_PREFIX = "env:"
+TRACKERS = ("tensorboard", "wandb", "mlflow")
+
+
+def tracker_problems(spec: RunSpec) -> list[str]:
+    """Return what is wrong with ``observe.trackers``."""
+    own = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
+    unknown = [one for one in spec.observe.trackers if one not in TRACKERS and not re.fullmatch(own, one)]
+    if unknown and spec.script is None:
+        near = did_you_mean(unknown[0], TRACKERS)
+        known = f"known: {', '.join(TRACKERS)}, or package.module:Class"
+        return [f"observe.trackers: unknown tracker {unknown[0]!r}{near} ({known})"]
+    return (
+        ["observe.trackers: your own script sends its metrics itself"] if spec.observe.trackers and spec.script else []
+    )
 
 
 def notify_problems(spec: RunSpec) -> list[str]:

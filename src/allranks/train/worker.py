@@ -24,7 +24,6 @@ from allranks.train.data.prepared import PreparedData
 from allranks.train.distributed import from_first, join_process_group, leave_process_group
 from allranks.train.engines import engine_of
 from allranks.train.evaluation import EarlyStopping, evaluations_until, sample_answers
-from allranks.train.loggers import make_loggers
 from allranks.train.loop import HeartbeatWatcher, StepWatcher
 from allranks.train.models.float8 import LIMIT, verify_logits
 from allranks.train.replica_check import ReplicaCheck
@@ -32,6 +31,7 @@ from allranks.train.setup import TrainingSetup, build_training, log_end, log_exp
 from allranks.train.step_metrics import LoopPlan, StopRequest, TrainingRows
 from allranks.train.sync_proof import prove_ranks
 from allranks.train.tasks import TokenTask, task_of
+from allranks.train.trackers import make_trackers
 from allranks.utils.filesystem import cache_root
 
 
@@ -139,9 +139,15 @@ class Worker:
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt, self._task = attempt, task_of(attempt.spec)
-        self._loggers = make_loggers(attempt.spec, attempt.run, attempt.say) if attempt.world.is_first else None
-        if self._loggers is not None:
-            attempt.events.listener = self._loggers.event
+        self._trackers = None
+        if attempt.world.is_first:
+            self._trackers = make_trackers(attempt.spec, attempt.run, self._warn, attempt.args.resume_step)
+        if self._trackers is not None:
+            attempt.events.listener = self._trackers.event
+
+    def _warn(self, text: str) -> None:
+        self._attempt.say(text)
+        self._attempt.events.write("warning", what="tracker", message=text)
 
     def run(self) -> int:
         attempt = self._attempt
@@ -199,9 +205,9 @@ class Worker:
             reason = attempt.stop.reason or "requested on another rank"
             attempt.events.write("stop", step=done, reason=reason)
             attempt.say(f"stopped after step {done} ({reason}); a full checkpoint was written")
-        else:
-            callbacks.at_end(first_step, done)
-        return self._finish()
+            return self._finish("stopped")
+        callbacks.at_end(first_step, done)
+        return self._finish("succeeded")
 
     def _steps(
         self,
@@ -274,10 +280,10 @@ class Worker:
         )
         return Profiler(wanted, facts, attempt.run, built.loss_model, attempt.events, first_step)
 
-    def _finish(self) -> int:
+    def _finish(self, status: str) -> int:
         self._attempt.events.write("phase", name="done")
         heartbeat.phase(FINISH_PHASE)
-        if self._loggers is not None:
-            self._loggers.close()
+        if self._trackers is not None:
+            self._trackers.close(status)
         dist.barrier(group=self._attempt.world.control)
         return 0

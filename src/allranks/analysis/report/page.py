@@ -31,6 +31,7 @@ from allranks.analysis.report.html import (
     stacked_bars,
 )
 from allranks.analysis.report.run_data import RunData, read_run_data
+from allranks.planning.cost import cost_row
 from allranks.rundir.files import write_text_atomic
 from allranks.rundir.paths import RunDir
 from allranks.utils import text
@@ -146,6 +147,7 @@ def key_figures(data: RunData) -> list[KeyFigure]:
         _step_time(data),
         _memory(data),
         _wall_time(data),
+        _cost(data),
         _mfu(data),
     ]
     return [card for card in made if card]
@@ -229,6 +231,11 @@ def _wall_time(data: RunData) -> KeyFigure | None:
     share = finite_float(effective.get("share"))
     notes += [] if share is None else [f"{text.format_percent(share)} effective"]
     return KeyFigure("wall time", text.format_duration(wall), ", ".join(notes))
+
+
+def _cost(data: RunData) -> KeyFigure | None:
+    shown, _, note = cost_row(data.metrics.get("cost")).partition(", ")
+    return KeyFigure("cost", shown, note) if shown else None
 
 
 def _mfu(data: RunData) -> KeyFigure | None:

@@ -126,6 +126,14 @@ class SlurmLauncher(Launcher):
         note = waiting_note(self._slurm(), spec.cluster)
         return [note] if note else []
 
+    def submit_array(self, script: Path, spec: RunSpec) -> str:
+        """Submit a batch script with tasks, and return the number of the job; raise `RequestError` if Slurm refuses it."""
+        from allranks.nodes.slurm.allocations import test_only
+
+        test_only(self._slurm(), spec.cluster)
+        with self._refusals_explained(spec):
+            return self._slurm().submit(script)
+
     def start(self, run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, resume: dict[str, Any]) -> LaunchedJob:
         """Submit the batch script; inside an allocation, start the driver here."""
         from allranks.launch.slurm.job import AllocationJob, SlurmJob

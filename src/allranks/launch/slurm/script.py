@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Sequence
 
 from allranks.errors import SpecError
 from allranks.nodes.rank_command import environment_commands, needed_file
@@ -42,6 +43,26 @@ def render_batch_script(spec: RunSpec, plan: LaunchPlan, run: RunDir, python: st
         verdict=str(run.driver),
         exports=exports,
         command=[*launcher, "-m", "allranks.launch.driver", str(run.root)],
+    )
+
+
+def render_array_script(
+    spec: RunSpec, plan: LaunchPlan, folder: RunDir, python: str, *, tasks: Sequence[int], at_once: int | None
+) -> str:
+    """Return a batch script whose tasks each run ``allranks sweep FOLDER --task``, which starts the ranks of one point
+    in the allocation of its task; at most `at_once` at the same time."""
+    activate, launcher = environment_commands(spec.cluster.python, python)
+    output = f"--output={_quoted('run_root', str(folder.root).replace('%', '%%') + '/slurm-%a.log')}"
+    kept = [one for one in sbatch_options(spec, plan, folder) if not one.startswith(("--output=", "--array="))]
+    array = f"--array={','.join(map(str, tasks))}" + (f"%{at_once}" if at_once else "")
+    return _render(
+        spec.cluster,
+        activate=activate,
+        title=f"allranks sweep {folder.name}: {_count_text(len(tasks), 'point')}",
+        options=[*kept, output, array],
+        verdict="/dev/null",
+        exports=[],
+        command=[*launcher, "-m", "allranks", "sweep", str(folder.root), "--task"],
     )
 
 

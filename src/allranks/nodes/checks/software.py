@@ -105,7 +105,7 @@ def pkgs(survey: NodeSurvey) -> ChecksByHost:
         other = [n for n in names if n not in missing and probe.packages[n].version != usual[n]]
         where = probe.executable or survey.required.python
         if missing:
-            extras = ",".join(["train", *(n for n in ("deepspeed", "tensorboard", "wandb") if n in missing)])
+            extras = ",".join(["train", *(n for n in ("deepspeed", "tensorboard", "wandb", "mlflow") if n in missing)])
             cure = (
                 f"{where} -m pip install 'allranks[{extras}]' on {probe.host}, or one environment that all nodes share"
             )

@@ -69,10 +69,9 @@ def required_packages(spec: RunSpec) -> dict[str, str]:
     # Nodes only look for the library of another engine, because importing it is slow and prints messages.
     if package := strategy_info(spec.strategy.name).package:
         packages[package] = f"pip install 'allranks[{'deepspeed' if package == 'deepspeed' else 'train'}]'"
-    if spec.observe.tensorboard:
-        packages["tensorboard"] = "pip install 'allranks[tensorboard]'"
-    if spec.observe.wandb:
-        packages["wandb"] = "pip install 'allranks[wandb]'"
+    for name in spec.observe.all_trackers:
+        if ":" not in name:  # a class of the user is imported by rank 0, from its folder too
+            packages[name] = f"pip install 'allranks[{name}]'"
     flash = spec.model is not None and spec.model.attention.startswith("flash_attention_")
     if flash and importlib.util.find_spec("kernels") is None:  # with which transformers loads them from the hub
         packages["flash_attn"] = "pip install flash-attn, or set model.attention: sdpa"
