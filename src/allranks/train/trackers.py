@@ -61,8 +61,8 @@ class TensorBoardTracker:
     def __init__(self, run: TrackedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        purge = {} if run.resume_step is None else {"purge_step": run.resume_step + 1}
-        self._writer = SummaryWriter(str(run.folder / "tensorboard"), **purge)
+        purge_step = None if run.resume_step is None else run.resume_step + 1
+        self._writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=purge_step)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
