@@ -26,6 +26,8 @@ from allranks.rundir.paths import RunDir
 JOB = "array.json"
 POLL_S = 2.0
 KILLED_S = 90.0
+SILENT_S = 20.0
+"""Slurm that restarts answers again within this time."""
 
 
 def uses_array(sweep: Sweep) -> bool:
@@ -94,9 +96,18 @@ def _tasks(slurm: Slurm, job: str) -> dict[int, JobInfo] | None:
 
 def _follow(sweep: Sweep, slurm: Slurm, job: str, view: Observer) -> bool:
     running, reason, killed_at, stopping = set[int](), "", float("inf"), False
+    answered_at, silent = time.monotonic(), False
     with count_signals() as counts:
         while (tasks := _tasks(slurm, job)) != {} and time.monotonic() < killed_at + KILLED_S:
-            if tasks is not None:  # else slurmctld restarts, or is busy
+            if tasks is None and time.monotonic() > answered_at + SILENT_S:  # slurmctld is down, or very busy
+                if not silent:
+                    view.say(f"note     Slurm does not answer; it is asked again. Ctrl-C leaves job {job} alone")
+                silent = True
+                if counts.interrupts + counts.stops:
+                    view.say(f"left     job {job} as it is, since Slurm does not answer: scancel {job}")
+                    return False
+            elif tasks is not None:
+                answered_at, silent = time.monotonic(), False
                 waits = tasks.pop(0, None)
                 if waits and not tasks and waits.reason not in (None, reason):
                     reason = waits.reason
