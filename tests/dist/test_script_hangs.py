@@ -104,7 +104,8 @@ def test_the_rank_that_hangs_is_named_with_its_reason(
     assert where in report["sentence"] and report["sentence"] in done.stderr
     assert report["alarm"]["phase"] == "script"
     assert ("NCCL RAS names it, too" in report["sentence"]) == run.hang_ras(1, 0).exists() == (what == "sleep")
-    assert [note[:28] for note in report["notes"]] == ["NCCL RAS: Missing communicat"] * (what == "sleep")
+    missing = [note for note in report["notes"] if note.startswith("NCCL RAS: Missing communicat")]
+    assert len(missing) == (what == "sleep")  # a busy machine has notes of its own
 
 
 @pytest.mark.full

@@ -174,7 +174,7 @@ def test_what_is_written_before_the_start_holds_no_secret(
     more = {"hosts": ["127.0.0.1"]} if launcher == "hosts" else {}
     variables = {k: v for k, v in VARIABLES.items() if launcher != "slurm" or "\n" not in v}
     run = written(spec_of(tmp_path, launcher, **more, env={**variables, "PLAIN": "seen"}))
-    assert leaks(run.root) == [] and fragments(render(read_run_data(run), None)) == []
+    assert leaks(run.root) == [] and fragments(render(read_run_data(run))) == []
     assert "seen" in run.plan.read_text() and "0.1" in run.spec.read_text()
     kept = yaml.safe_load(run.spec.read_text())["script"]["args"]
     assert kept[:3] == ["--lr", "0.1", "--api-key"] and kept[3] == HIDDEN
@@ -183,7 +183,7 @@ def test_what_is_written_before_the_start_holds_no_secret(
 def test_a_report_of_an_older_run_hides_what_its_spec_holds(tmp_path: Path) -> None:
     run = create_run(tmp_path, "old")
     run.spec.write_text(yaml.safe_dump(spec_of(tmp_path)))
-    assert fragments(render(read_run_data(run), None)) == []
+    assert fragments(render(read_run_data(run))) == []
 
 
 def test_plan_shows_no_secret_and_hosts_are_told_to_export_secret_arguments(tmp_path: Path) -> None:

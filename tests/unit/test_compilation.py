@@ -151,7 +151,7 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, boo
         runs.write_request(run, spec, msgspec.structs.replace(plan, compiled=compiled, compile_reason="it was long"))
         (run.checkpoint(8) / "state").mkdir(parents=True)
         manifest = {"mode": "full", "world_size": plan.world_size, "strategy": plan.strategy, "step": 8}
-        monkeypatch.setattr(runs.checkpoints, "newest_checkpoint", lambda run: (8, []))
+        monkeypatch.setattr(runs.checkpoints, "newest_checkpoint", lambda run, *, full: (8, []))
         monkeypatch.setattr(runs.checkpoints, "read_manifest", lambda run, step: manifest)
         monkeypatch.setattr(runs, "launch", lambda run, spec, plan, **more: plans.append(plan))
         return run, plans

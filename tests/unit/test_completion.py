@@ -60,6 +60,7 @@ def test_every_key_is_offered_once_and_can_be_set() -> None:
             "data.template",
             "cluster.launcher",
             "checkpoint.keep_best",
+            "model.float8",
             "model.quantize",
         }:
             continue  # depends on the strategy, the data, other keys of the cluster, evaluations, the adapter

@@ -23,6 +23,7 @@ from tests.unit.preflight_nodes import REQUIRED, failures, node, survey
 
 replace = msgspec.structs.replace
 PROGRAM = '''"""A program."""
+from __future__ import annotations
 import os, numpy.linalg as la
 import beside, package_here.part
 from torch.nn import Linear
