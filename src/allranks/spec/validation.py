@@ -233,11 +233,12 @@ def _quantize_problems(spec: RunSpec, given: str) -> list[str]:
 
 
 def _float8_problems(spec: RunSpec, quantize: str) -> list[str]:
+    strategy = REGISTRY.get(spec.strategy.name)
     refused = (
         (spec.adapter.type == "none", "adapter.type is none: it is for frozen weights; set adapter.type: lora"),
         (quantize != QUANTIZE_NONE, f"model.quantize is {quantize}: a weight has one form; set one of the two"),
         (
-            spec.strategy.name.startswith("deepspeed_"),
+            strategy is not None and bool(strategy.package),  # the engine of another library
             f"strategy {spec.strategy.name} has not been tested with it; use another one",
         ),
     )
