@@ -15,6 +15,7 @@ from msgspec import Struct, structs
 from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.analysis.diagnose.causes.hangs import OUTSIDE, is_outside
 from allranks.analysis.diagnose.causes.memory import KILLED
+from allranks.analysis.diagnose.causes.process_exits import LEFT_EARLY
 from allranks.analysis.diagnose.logs import started_runs
 from allranks.analysis.diagnose.patterns import CERTAIN, NCCL_ERROR
 from allranks.analysis.diagnose.records import CandidateCause, DiagnosisCase, FileScan, LogSignal, headline, place
@@ -137,6 +138,8 @@ def _title_and_fix(name: str, message: str) -> tuple[str, str] | None:
     """Return title and fix for what the sentence says beyond its class; None if that is nothing."""
     if message.startswith("hang: rank") and is_outside(message):
         return OUTSIDE
+    if "ended with exit code 0 while other ranks were still running" in message:
+        return LEFT_EARLY
     return KILLED if name == "rank_died" and "ended by SIGKILL" in message else None
 
 

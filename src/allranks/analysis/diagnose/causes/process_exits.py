@@ -10,6 +10,11 @@ from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.analysis.diagnose.records import CandidateCause, DiagnosisCase, LogSignal, sort_by_time
 
 _NUMBER = re.compile(r"\d+")
+LEFT_EARLY = (
+    "a rank left early with exit code 0",
+    "Find out why this rank does less work than the others: fewer batches, a condition on the rank, an early return. All "
+    "ranks must take part in the same collectives.",
+)
 
 
 def detect_silent_exits(case: DiagnosisCase) -> None:
@@ -52,14 +57,10 @@ def _early_ends(case: DiagnosisCase, ends: list[LogSignal], spoke: set[int | Non
     first = sort_by_time(left)[0]
     candidate = case.propose("application_error", 0.72, [first])
     candidate.rank, candidate.host = first.rank, first.host
-    candidate.title = "a rank left early with exit code 0"
+    candidate.title, candidate.fix = LEFT_EARLY
     candidate.cause = (
         f"Rank {first.rank} ended with exit code 0 (the end of the program, sys.exit(0), or os._exit(0)) while other "
         "ranks still communicated with it. Their errors only report that it is gone."
-    )
-    candidate.fix = (
-        f"Find out why rank {first.rank} does less work than the others: fewer batches, a condition on the rank, an "
-        "early return. All ranks must take part in the same collectives."
     )
     candidate.next_test = "print the number of steps or batches of each rank before the loop"
 
