@@ -128,6 +128,8 @@ class Submitted:
     def wait(self, limit_s: float = LIMIT_S) -> tuple[int, str]:
         try:
             return self.process.wait(timeout=limit_s), self.out.read_text()
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"not over in {limit_s} s:\n{self.out.read_text()}{log_of(self.run)}") from None
         finally:
             self.process.kill()
 

@@ -21,7 +21,7 @@ WITHIN_S = 30  # promised: from the limit to the report
 
 
 def spec(shared: Path, steps: int, **env: str) -> dict[str, Any]:
-    cluster = {"env": {"OMP_NUM_THREADS": "1", **env}}
+    cluster = {"env": {"OMP_NUM_THREADS": "1", **env}, "restarts": {"max": 0}}  # the report, not what follows it
     return spec_in(
         shared, cluster=cluster, train={"max_steps": steps}, strategy={"name": "pytorch_ddp"}, observe={"hang_s": 5}
     )
@@ -66,7 +66,7 @@ def test_a_stopped_process_is_named_by_its_state(box: Box, shared: Path) -> None
 
 @pytest.mark.parametrize(("fault", "node"), [("cut-link", "n2"), ("interface-down", "n3")])
 def test_a_node_without_network_is_named(use_box: Callable[..., Box], shared: Path, fault: str, node: str) -> None:
-    box, job = on_three_nodes(use_box, shared)
+    box, job = on_three_nodes(use_box, shared, slurm={"max_requeues": 0})
     inject(box, fault, node=node)
     _, out = job.wait(120)
     report = the_report(job.run, out)
@@ -86,7 +86,7 @@ def test_a_first_node_without_network_ends_the_run_and_the_job(
     use_box: Callable[..., Box], shared: Path, fault: str, slurmd_timeout_s: int
 ) -> None:
     """Slurm gives the node up after minutes only; or it does so at once, and waits for three nodes to begin anew."""
-    box, job = on_three_nodes(use_box, shared, slurmd_timeout_s)
+    box, job = on_three_nodes(use_box, shared, slurmd_timeout_s, slurm={"max_requeues": 0})
     inject(box, fault, node="n1")
     out = job.ends(1, 120)
     report = the_report(job.run, out)

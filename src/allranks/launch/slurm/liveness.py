@@ -143,11 +143,12 @@ SLURMD_PORT = 6818
 
 
 class NodeLoss(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a node check. ``lost`` is None if unknown; ``text`` names the evidence."""
+    """Result of a node check. ``lost`` is None if unknown; ``text`` names the evidence; ``answered``: slurmctld did."""
 
     host: str
     lost: bool | None
     text: str
+    answered: bool = True
 
 
 def examine_node(slurm: Slurm, host: str) -> NodeLoss:
@@ -158,7 +159,7 @@ def examine_node(slurm: Slurm, host: str) -> NodeLoss:
     """
     info = slurm.try_node(host)
     if isinstance(info, NoAnswer):
-        return NodeLoss(host=host, lost=None, text=f"unknown: {info.reason}")
+        return NodeLoss(host=host, lost=None, text=f"unknown: {info.reason}", answered=False)
     if info is not None and is_lost(info):
         return NodeLoss(host=host, lost=True, text=f"Slurm's state of the node is {info.state}")
     # Not from this process: the launcher may be outside of a cluster in a box, where the names of nodes mean nothing.

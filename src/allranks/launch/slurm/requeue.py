@@ -22,6 +22,7 @@ from allranks.spec.records import ClusterSpec
 
 POLL_S = 0.2
 LIMIT_S = 30.0  # between two questions for the job's time limit
+SILENT_S = 30.0  # slurmctld is not asked for nodes after it gave no answer
 REQUEUED_S = 60.0  # from the request to the end of this process
 REQUEUE_REASONS = {"time_limit": "the time limit is near", "preempted": "the job was preempted"}
 
@@ -46,7 +47,7 @@ class StopAndRequeue:
         self._signalled = ""  # name of the signal that was not looked into yet
         self._checkpoint = False  # requested, and not forwarded yet
         self._limit_at: float | None = None
-        self._limit_read_at = float("-inf")
+        self._limit_read_at = self._silent_until = float("-inf")
         self.why = ""
         """Why the job is to end: one of `why_signalled`, or "request"."""
 
@@ -159,10 +160,18 @@ class StopAndRequeue:
 
     def lost_nodes(self, hosts: Iterable[str]) -> dict[str, str]:
         """Return which of these nodes are lost, with the evidence; an agent killed on a healthy node does not count."""
-        examined = [examine_node(self._slurm, host) for host in hosts]
-        for verdict in examined:
-            print_log_line(f"node {verdict.host}: {verdict.text}")
-        return {verdict.host: verdict.text for verdict in examined if verdict.lost}
+        lost: dict[str, str] = {}
+        for host in hosts:
+            if time.monotonic() < self._silent_until:  # each question would wait as long again
+                print_log_line(f"node {host}: unknown: slurmctld did not answer a moment ago")
+                continue
+            verdict = examine_node(self._slurm, host)
+            print_log_line(f"node {host}: {verdict.text}")
+            if not verdict.answered:
+                self._silent_until = time.monotonic() + SILENT_S
+            if verdict.lost:
+                lost[host] = verdict.text
+        return lost
 
     def _requeue(self, spec: RunSpec, plan: LaunchPlan, attempt: int, why: str, lost: Mapping[str, str]) -> str:
         """Requeue the job without its lost nodes and exit; return why not, empty if no requeue is wanted."""
