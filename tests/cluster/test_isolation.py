@@ -116,7 +116,7 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
     try:
         words = open(f"/proc/{pid}/cmdline").read()
         found["words"] += words
-        if "allranks.launch" not in words or "python" not in words.split("\\0")[0]:  # srun has ports of its own
+        if "allranks.launch" not in words.replace("/", ".") or "python" not in words.split("\\0")[0]:  # srun has ports of its own
             continue
         inodes |= {os.readlink(f"/proc/{pid}/fd/{n}") for n in os.listdir(f"/proc/{pid}/fd")}
         environ = dict(v.split("=", 1) for v in open(f"/proc/{pid}/environ").read().split("\\0") if "=" in v)
