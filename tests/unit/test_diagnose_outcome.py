@@ -17,6 +17,9 @@ from tests.conftest import shared
 
 FULL = "the checkpoint could not be saved: rank 0 failed to find room for it: /r: 8.9 MiB are needed, 4.6 MiB are free"
 LOST = "the agent on n3 is gone: its node does not answer. Continue after step 4 with: allranks resume r"
+FIRST_NODE = (
+    "n1, the job's first node, where its script and rank 0 ran, has recorded nothing for too long: Slurm reports."
+)
 LIMIT = "stopped after step 40 (the time limit is near); a full checkpoint is in /r. Continue with: allranks resume r"
 KILLER = "the kernel's out-of-memory killer"
 RAISED = "Traceback (most recent call last):\n"
@@ -51,6 +54,7 @@ def read(tmp_path: Path, text: str) -> Diagnosis:
         (f"rank 1 on n2 failed: ended by SIGKILL, and {KILLER} has ended a process here", "", ("host_oom", 1, "n2")),
         ("ended before the ranks were started: the time limit is near.", "", ("slurm_time_limit", None, None)),
         ("stopped after step 4 (Slurm ended the job because a node failed)", "", ("node_unhealthy", None, None)),
+        (f"{FIRST_NODE} Job 3 was cancelled. Check that node's network", "", ("node_unhealthy", None, "n1")),
         ("job 7 was cancelled. No checkpoint had been written", "", ("slurm_cancelled", None, None)),
         ("the loss of rank 0, 1 is not finite (nan) in step 7", "", ("loss_not_finite", 0, "n2")),
     ],
