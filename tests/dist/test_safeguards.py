@@ -69,7 +69,8 @@ def test_ranks_save_together_after_a_time(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("what", ["trained", pytest.param("frozen", marks=pytest.mark.full)])
 def test_a_flipped_bit_is_found_named_and_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    more: dict[str, Any] = {"observe": {"verify_every": 4}, "checkpoint": {"every": 6, "mode": "full"}}
+    saves = {"every": 6, "mode": "full", "async": False}  # on the disk before the weights are found to differ
+    more: dict[str, Any] = {"observe": {"verify_every": 4}, "checkpoint": saves}
     cluster = {"procs_per_node": 3, "restarts": {"max": 3}}
     spec = rows_spec(tmp_path, train={"max_steps": 12}, cluster=cluster, **more)
     _, undisturbed = train(tmp_path, spec, code=0)
