@@ -70,8 +70,8 @@ def sweep_command(
     console.say(f"sweep    {sweep.folder}, {len(sweep.points)} points")
     if show:
         return _report(sweep, as_json)
-    more = {"at_once": at_once} if uses_array(sweep) else {}
-    finished = (run_array if more else run_sweep)(sweep, view, again=again, **more)  # type: ignore[operator]
+    array = uses_array(sweep)
+    finished = run_array(sweep, view, again=again, at_once=at_once) if array else run_sweep(sweep, view, again=again)
     code = _report(sweep, as_json)
     if not finished:
         echo(f"the sweep was ended; continue it with: allranks sweep {sweep.folder}", message=True)

@@ -84,14 +84,11 @@ def _tasks(slurm: Slurm, job: str) -> dict[int, JobInfo] | None:
     """Return the tasks of an array that run, by number, and one of those that wait as 0; empty: it has ended, None:
     Slurm does not answer."""
     text = slurm.show("job", job)
-    alive = (
-        []
-        if isinstance(text, NoAnswer)
-        else [one for one in parse_job_files(text or "") if one.info.state in ALIVE_STATES]
-    )
+    if isinstance(text, NoAnswer):
+        return None
+    alive = [one for one in parse_job_files(text or "") if one.info.state in ALIVE_STATES]
     numbers = (one.label.partition("_")[2] if one.info.nodes else "" for one in alive)  # those that wait: [2-7]
-    tasks = {int(n) if n.isdigit() else 0: one.info for n, one in zip(numbers, alive, strict=True)}
-    return None if isinstance(text, NoAnswer) else tasks
+    return {int(n) if n.isdigit() else 0: one.info for n, one in zip(numbers, alive, strict=True)}
 
 
 def _follow(sweep: Sweep, slurm: Slurm, job: str, view: Observer) -> bool:

@@ -53,9 +53,9 @@ def store_class() -> Any:
 
 
 def _compiled_part() -> Any:
-    found = importlib.util.find_spec("torch")
-    assert found is not None and found.origin is not None
-    folder = Path(found.origin).parent
+    package = importlib.util.find_spec("torch")
+    assert package is not None and package.origin is not None
+    folder = Path(package.origin).parent
     for name in ("torch", "torch.distributed"):
         sys.modules[name] = ModuleType(name)
         sys.modules[name].__path__ = [str(folder)]
