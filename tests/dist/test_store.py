@@ -210,9 +210,8 @@ def test_a_taken_fixed_port_is_refused_by_the_agent_of_node_0(tmp_path: Path, ta
 
 def test_a_port_that_was_only_found_free_may_have_been_taken_since(tmp_path: Path, taken: int) -> None:
     with closing(FirstAgent(tmp_path, taken, fixed=False)) as agent:
-        links: Any = agent.hub.links
-        until(lambda: 0 in links and links[0].report is not None and links[0].report.store is not None, limit_s=60)
-        address, used = links[0].report.store
+        until(lambda: 0 in agent.hub.links and agent.hub.links[0].report.store is not None, limit_s=60)
+        address, used = agent.hub.links[0].report.store or ("", 0)
         assert address == "127.0.0.1" and used not in (0, taken)
         assert listens(used) == {"127.0.0.1"}
 
