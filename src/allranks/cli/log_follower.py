@@ -11,7 +11,7 @@ class LogFollower(threading.Thread):
     """Show what logs gain until the block ends; as a context manager around what writes them.
 
     Args:
-        every_s: seconds between two looks.
+        every_s: seconds between two reads.
     """
 
     def __init__(self, every_s: float) -> None:

@@ -98,10 +98,12 @@ def _follow(sweep: Sweep, slurm: Slurm, job: str, view: Observer) -> bool:
         while (tasks := _tasks(slurm, job)) != {} and time.monotonic() < killed_at + KILLED_S:
             if tasks is None and time.monotonic() > answered_at + SILENT_S:  # slurmctld is down, or very busy
                 if not silent:
-                    view.say(f"note     Slurm does not answer; it is asked again. Ctrl-C leaves job {job} alone")
+                    view.say(f"note     Slurm does not answer; trying again. Ctrl-C ends this command, not job {job}")
                 silent = True
                 if counts.interrupts + counts.stops:
-                    view.say(f"left     job {job} as it is, since Slurm does not answer: scancel {job}")
+                    view.say(
+                        f"ended    Slurm does not answer, and job {job} may still run; to cancel it: scancel {job}"
+                    )
                     return False
             elif tasks is not None:
                 answered_at, silent = time.monotonic(), False

@@ -25,7 +25,7 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True):
     values: list[str] = []
 
     def text(self, value: Any) -> str:
-        """Return a value as a setting has it: a number with at most four digits that count, which tables can show."""
+        """Return a value as a setting has it: a number with at most four significant digits, which tables can show."""
         return str(value) if self.values else str(int(value)) if self.whole else f"{float(value):.4g}"
 
 

@@ -24,7 +24,7 @@ def run_cost(spec: RunSpec, plan: LaunchPlan, seconds: float | None) -> dict[str
 
 
 def cost_text(cost: dict[str, Any]) -> str:
-    """Return costs as ``12.35 USD``; below one they have three digits that count."""
+    """Return costs as ``12.35 USD``; amounts below one have three significant digits."""
     amount = float(cost["amount"])
     return f"{amount:,.2f} {cost['currency']}" if amount >= 1 else f"{amount:.3g} {cost['currency']}"
 

@@ -199,20 +199,20 @@ class HangMonitor(threading.Thread):
         measure = script.wants_activity(now)
         left = any(procfs.has_ended(beat.pid) for beat in beats.values())
         begins = any(beat.phase != SCRIPT_PHASE for beat in beats.values())
-        reasons = (
+        suspected = (
             None
             if left or begins
             else script.look(now, self._floor, {r: self._sample(r, b, measure) for r, b in beats.items()})
         )
-        if (reasons is not None) == self._suspects:
+        if (suspected is not None) == self._suspects:
             return
-        self._suspects = reasons is not None
-        if reasons is None:
+        self._suspects = suspected is not None
+        if suspected is None:
             self._raise(None)
             return
-        place = {"phase": SCRIPT_PHASE, "part": "", "step": None, "limit_s": round(reasons.limit_s, 1)}
-        kind = {"whole_job": True, "stuck": reasons.stuck, "waiting": reasons.waiting}
-        self._raise(self._alarm(reasons.rank, reasons.since, now, **place, **kind))
+        place = {"phase": SCRIPT_PHASE, "part": "", "step": None, "limit_s": round(suspected.limit_s, 1)}
+        kind = {"whole_job": True, "stuck": suspected.stuck, "waiting": suspected.waiting}
+        self._raise(self._alarm(suspected.rank, suspected.since, now, **place, **kind))
 
     def _sample(self, rank: int, beat: Heartbeat, measure: bool) -> RankSample:
         return RankSample(

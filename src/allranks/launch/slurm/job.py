@@ -66,11 +66,11 @@ class SlurmJob(LaunchedJob):
         if (note := str(self._overdue.driver().get("note", self._noted))) != self._noted:
             self._noted = note
             self._notes.append(f"note     {note}")
-        state = self._slurm.state(self._job)
-        if state.state == NO_ANSWER:  # slurmctld restarts, or is busy: the job does not depend on it
-            self._unanswered = state.reason
+        answer = self._slurm.state(self._job)
+        if answer.state == NO_ANSWER:  # slurmctld restarts, or is busy: the job does not depend on it
+            self._unanswered = answer.reason
         else:
-            self._state, self._answered_at, self._unanswered = state, now, ""
+            self._state, self._answered_at, self._unanswered = answer, now, ""
         if self._killed_at is not None and now - self._killed_at > CANCEL_COMPLETES_S:
             return 1
         if self._state.alive and not self._given_up():

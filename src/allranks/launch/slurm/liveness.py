@@ -40,7 +40,7 @@ LIMITS_S = {
     SILENT: 80.0,  # without a beat of the driver, which comes every `HEARTBEAT_S` and may be seen a minute late on NFS
     CLEANING: 120.0,  # a node that does not answer keeps a job in it until Slurm gives the node up
 }
-EXAMINE_S = 2.0  # between two looks of an agent whose driver does not answer
+EXAMINE_S = 2.0  # between two checks by an agent whose driver does not answer
 FINAL_STATES = ("done", "stopped", "failed", "cancelled")
 
 
