@@ -8,26 +8,23 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from allranks.analysis.metrics import step_times
-from benchmarks.gpu_kit import Check, CheckFailed, Kit, NotPossible, Result, end_group, simple, tail
-from benchmarks.programs import ROOT
+from benchmarks.gpu_kit import Check, CheckFailed, Kit, NotPossible, simple, tail
+from benchmarks.programs import ROOT, end_group
 
 BENCH = ROOT / "benchmarks" / "gpu_lora_mfu.yaml"
 VOCABULARY = 32_000  # of the 7B models; a tiny: model has 2,048, which hides the cost of the logits
-TINY = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 512,
-}
+TINY = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 512}
+TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+FIGURES = (
+    "run_name", "steps", "tokens_per_s", "mfu", "mfu_with_attention", "step_time_s", "peak_memory_bytes", "train_loss_last", "wall_time_s",
+    "attention",
+)  # fmt: skip
 TOP_KERNELS = 12
 MEMORY_ERROR = 0.10  # docs/fit.md
 NO_COMPILER = "torch.compile needs a C compiler, and there is no cc, gcc or clang"
@@ -81,33 +78,16 @@ def planned_bytes(kit: Kit, name: str, path: Path) -> tuple[int | None, str, int
     found = kit.allranks(f"plan-{name}", ["plan", str(path)], 60)
     fit = found["fit"]
     peak = next((m for m in fit["moments"] if m["name"] == fit["peak"]), None)
-    inside = (
-        None
-        if peak is None
-        else sum(peak["parts"].values()) - (peak["parts"]["runtime"] if kit.device == "cuda" else 0)
-    )
-    return inside, fit["verdict"], found["batch"]["micro_batch_size"]
+    parts = peak["parts"] if peak else {}
+    outside = parts.get("runtime", 0) if kit.device == "cuda" else 0
+    return sum(parts.values()) - outside if parts else None, fit["verdict"], found["batch"]["micro_batch_size"]
 
 
 def bench(kit: Kit, name: str, path: Path, limit_s: float) -> dict[str, Any]:
     """Run a bench; return its speed, and its memory beside what `plan` says."""
     planned, verdict, micro = planned_bytes(kit, name, path)
     metrics = kit.allranks(name, ["run", str(path)], limit_s)
-    figures = {
-        k: metrics[k]
-        for k in (
-            "run_name",
-            "steps",
-            "tokens_per_s",
-            "mfu",
-            "mfu_with_attention",
-            "step_time_s",
-            "peak_memory_bytes",
-            "train_loss_last",
-            "wall_time_s",
-            "attention",
-        )
-    }
+    figures = {key: metrics[key] for key in FIGURES}
     figures["step_times_s"] = step_times(step_events(kit.work / "runs" / metrics["run_name"]))
     figures |= {"micro_batch_size": micro, "planned_memory_bytes": planned, "plan_verdict": verdict}
     if planned:
@@ -119,8 +99,8 @@ def bench(kit: Kit, name: str, path: Path, limit_s: float) -> dict[str, Any]:
 
 
 def variant(
-    name: str, *, compiler: bool = False, cuda: bool = False, **sections: dict[str, Any]
-) -> Callable[[Kit, Check, float], list[Result]]:
+    name: str, title: str, limit_s: float, *, compiler: bool = False, cuda: bool = False, **sections: dict[str, Any]
+) -> Check:
     """A bench of the 8-layer model that differs from the plain one in `sections`."""
 
     def action(kit: Kit, limit_s: float) -> dict[str, Any]:
@@ -130,12 +110,10 @@ def variant(
             raise NotPossible("FlexAttention has no backward pass on a CPU")
         began = time.monotonic()
         base = base_model(kit, "part", limit_s)
-        train = {"train": {"max_steps": 20 if not kit.rehearsal else 8}}
-        return bench(
-            kit, name, bench_spec(kit, name, base, **{**train, **sections}), limit_s - (time.monotonic() - began)
-        )
+        path = bench_spec(kit, name, base, train={"max_steps": 20 if not kit.rehearsal else 8}, **sections)
+        return bench(kit, name, path, limit_s - (time.monotonic() - began))
 
-    return simple(action)
+    return Check(name, f"8 layers, {title}", limit_s, simple(action))
 
 
 def profiled(kit: Kit, limit_s: float, name: str = "profiled", **sections: dict[str, Any]) -> dict[str, Any]:
@@ -175,11 +153,7 @@ def step_floor(kit: Kit, limit_s: float) -> dict[str, Any]:
         "kv-heads": shapes["num_key_value_heads"], "head-dim": shapes["head_dim"], "vocabulary": shapes["vocab_size"],
         "rank": spec["adapter"]["r"],
     }  # fmt: skip
-    words = [
-        "-m",
-        "benchmarks.step_floor",
-        *(word for key, value in values.items() for word in (f"--{key}", str(value))),
-    ]
+    words = ["-m", "benchmarks.step_floor", *(f"--{key}={value}" for key, value in values.items())]
     code, out, err = kit.command("floor", words, limit_s)
     if code:
         raise CheckFailed(f"exit code {code}: {' '.join(err.split())[-600:]}")

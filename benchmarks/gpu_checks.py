@@ -38,6 +38,8 @@ from benchmarks.gpu_kit import (
 from benchmarks.programs import ROOT
 
 SHARING = ("simple_ddp", "simple_ddp_ga", "simple_ddp_hook", "simple_ddp_async", "bucket_ddp_async", "pytorch_ddp")
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
+DEMO = ("model.dtype=bfloat16", "train.max_steps=20", "train.warmup_steps=0", "eval.samples=0")
 SINGLE_RANK_ERROR = 0.02  # strategies differ on one rank by rounding only
 
 
@@ -54,14 +56,8 @@ def tests(where: str, choose: str = "", *, parallel: bool = False) -> Callable[[
     def run(kit: Kit, check: Check, limit_s: float) -> list[Result]:
         log = kit.work / f"{check.name}.jsonl"
         env = {"ALLRANKS_GPU_LOG": str(log)} | ({"ALLRANKS_GPU_REHEARSAL": "1"} if kit.rehearsal else {})
-        words = [
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            where,
-            f"--basetemp={kit.work / check.name}",
+        words = [*PYTEST, where, f"--basetemp={kit.work / check.name}"]
+        words += [
             *(["-k", choose] if choose else []),
             *(["-n", "4"] if parallel and kit.cores >= 8 and find_spec("xdist") else []),
         ]
@@ -95,26 +91,12 @@ def unit_tests(kit: Kit, limit_s: float) -> dict[str, Any]:
         files = ["tests/unit/test_losses.py", "tests/unit/test_precision.py"]
         chosen = [f for f in files if (ROOT / f).exists()] or ["tests/unit/test_spec.py"]
     else:
-        chosen = [
-            f"tests/unit/{p.name}"
-            for p in sorted((ROOT / "tests" / "unit").glob("test_*.py"))
-            if "import torch" in p.read_text()
-        ]
+        files = sorted((ROOT / "tests" / "unit").glob("test_*.py"))
+        chosen = [f"tests/unit/{p.name}" for p in files if "import torch" in p.read_text()]
     if not chosen:
         raise NotPossible("there are no unit tests here")
     log = kit.work / "unit.jsonl"
-    words = [
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "tests.gpu.conftest",
-        "-m",
-        "not full and not docs",
-        *chosen,
-    ]
+    words = [*PYTEST, "-p", "tests.gpu.conftest", "-m", "not full and not docs", *chosen]
     late = ""
     try:
         kit.command("unit", words, limit_s - 5, {"ALLRANKS_GPU_LOG": str(log)})
@@ -147,16 +129,8 @@ def doctor(kit: Kit, limit_s: float) -> dict[str, Any]:
 def smoke(kit: Kit, limit_s: float) -> dict[str, Any]:
     """Smoke tests 01, 02, 03 and 05 in their tiny form."""
     rungs = ["01", "02"] if kit.rehearsal else ["01", "02", "03", "05"]
-    words = [
-        "smoke",
-        *rungs,
-        "--scale",
-        "tiny",
-        "--run-root",
-        str(kit.work / "smoke"),
-        "--set",
-        f"cluster.device={kit.device}",
-    ]
+    words = ["smoke", *rungs, "--scale", "tiny", "--run-root", str(kit.work / "smoke")]
+    words += ["--set", f"cluster.device={kit.device}"]
     found = kit.allranks("smoke", words, limit_s, ok=(0, 1))
     states = {t["name"]: t["status"] for t in found["tests"]}
     wrong = [
@@ -186,17 +160,12 @@ def demo(kit: Kit, check: Check, limit_s: float) -> list[Result]:
         with gate:
             began = time.monotonic()
             result = found[name] = Result(f"{check.name}.{name}", f"the demo in bf16 under {name}", PASSED)
-            values = {
-                "strategy.name": name,
-                "model.dtype": "bfloat16",
-                "train.max_steps": 20,
-                "train.warmup_steps": 0,
-                "eval.samples": 0,
-            }
             words = [
                 "run",
                 "examples/demo.yaml",
-                *(w for k, v in values.items() for w in ("--set", f"{k}={v}")),
+                "--set",
+                f"strategy.name={name}",
+                *(w for value in DEMO for w in ("--set", value)),
                 *kit.settings(),
             ]
             try:
@@ -206,12 +175,9 @@ def demo(kit: Kit, check: Check, limit_s: float) -> list[Result]:
                 result.figures = {
                     k: metrics[k] for k in ("steps", "train_loss_first", "train_loss_last", "peak_memory_bytes")
                 }
-                if metrics["steps"] != 20 or not math.isfinite(metrics["train_loss_last"] or math.nan):
-                    result.status, result.reason = (
-                        FAILED,
-                        f"steps {metrics['steps']}, loss {metrics['train_loss_last']}",
-                    )
-                losses[name] = metrics["train_loss_last"]
+                loss = losses[name] = metrics["train_loss_last"]
+                if metrics["steps"] != 20 or not math.isfinite(loss or math.nan):
+                    result.status, result.reason = FAILED, f"steps {metrics['steps']}, loss {loss}"
             except NotPossible as error:
                 result.status, result.reason = SKIPPED, str(error)
             except Exception as error:  # noqa: BLE001 - the other strategies go on
@@ -261,152 +227,55 @@ def several(kit: Kit, limit_s: float) -> dict[str, Any]:
 
 
 STRATEGY_TESTS, RUN_TESTS = "tests/gpu/test_strategies.py", "tests/gpu/test_runs.py"
+COMPILED, ISOLATED, BY_TRIAL = {"compile": True}, {"packing": "isolated"}, {"compile": True, "attention": "auto"}
+FULL_FLOAT8 = partial(full_model, name="full_float8", model={**BY_TRIAL, "float8": True})
+OPEN = (
+    Check("smoke", "smoke tests 01 02 03 05, tiny", 300, simple(smoke)),
+    Check("profiled_compiled", "the same with torch.compile", 150, simple(profiled_compiled)),
+    Check("full_compiled", "30 steps of a 7B model with LoRA, compiled blocks", 420, simple(full_model_compiled)),
+    Check("products", "products in 8-bit floats are those of a CPU", 90, tests("tests/gpu/test_float8.py")),
+    variant("float8", "torch.compile, products in 8-bit floats", 120, compiler=True, model={**COMPILED, "float8": True}),
+    variant("attention_rows", "torch.compile, packed rows isolated, kernel by a trial", 120, compiler=True, data=ISOLATED, model=BY_TRIAL),
+    variant("attention_whole", "torch.compile, kernel of attention by a trial", 120, compiler=True, model=BY_TRIAL),
+    Check("batches", "batches that are copied ahead have their values", 60, tests("tests/gpu/test_batch_feed.py")),
+    Check("unit", "unit tests of what runs inside a rank", 120, simple(unit_tests)),
+    variant("recomputed", "activations recomputed", 90, model={"gradient_checkpointing": True}),
+    variant("selective", "element-wise operations recomputed", 90, model={"gradient_checkpointing": "selective"}),
+    variant("flex", "packed rows isolated by FlexAttention", 150, compiler=True, cuda=True, data=ISOLATED, model={"attention": "flex_attention"}),
+)  # fmt: skip
+CORRECTNESS = (
+    Check("one_rank", "every strategy on one rank equals plain torch", 300, tests(STRATEGY_TESTS, "one_rank")),
+    Check("nan", "a NaN in step 5 leaves the weights of step 4", 240, tests(RUN_TESTS, "nan", parallel=True)),
+    Check("lora", "LoRA of layers and of experts is as precise as PEFT's", 120, tests("tests/gpu/test_lora.py")),
+    Check("qlora", "QLoRA: weights in 4 bits, computed as the same values", 120, tests("tests/gpu/test_qlora.py")),
+    Check("host_sync", "nothing in a step waits for the GPU", 240, tests(RUN_TESTS, "waits or host_sync", parallel=True)),
+    Check("resume", "20 steps resumed to 30 equal 30 unbroken ones", 200, tests(RUN_TESTS, "20_steps", parallel=True)),
+    Check("two_ranks", "two Gloo ranks that share the device equal one process", 150, tests(STRATEGY_TESTS, "two_ranks")),
+    Check("memory", "peak memory is what plan says", 200, tests(RUN_TESTS, "memory", parallel=True)),
+    Check("doctor", "allranks doctor", 60, simple(doctor)),
+    Check("sharing", "allranks compare, two Gloo ranks on one device", 180, simple(two_on_one)),
+    Check("several", "allranks compare, one NCCL rank per GPU", 300, simple(several)),
+    Check("demo", "20 steps of the demo in bf16 under every strategy", 240, demo),
+)  # fmt: skip
+SPEED = (
+    variant("plain", "eager, rows joined and cut", 150),
+    variant("isolated", "eager, packed rows isolated", 90, data=ISOLATED),
+    variant("compiled", "torch.compile", 150, compiler=True, model=COMPILED),
+    variant("compiled_isolated", "torch.compile, packed rows isolated", 120, compiler=True, data=ISOLATED, model=COMPILED),
+    variant("quantized", "weights in 4 bits", 90, model={"quantize": "nf4"}),
+    Check("floor", "the matrix products and attention of 8 layers alone", 60, simple(step_floor)),
+    Check("profiled", "8 layers with a profile window, and allranks trace", 120, simple(profiled)),
+    Check("bench_memory", "peak memory of the benches against plan", 30, simple(memory_of_benches)),
+)  # fmt: skip
+MODEL = (
+    Check("full_float8", "30 steps of a 7B model with LoRA, compiled, 8-bit products, attention by a trial", 240, simple(FULL_FLOAT8)),
+    Check("full", "the same without a compiler", 240, simple(full_model)),
+    Check("spin", "a rank that spins in a kernel is named", 90, tests(RUN_TESTS, "spins")),
+    Check("stopped", "SIGTERM and resume on 8 layers", 150, simple(stopped_and_resumed)),
+)  # fmt: skip
 STAGES = (
-    # what earlier records leave open, one at a time: other checks beside them would change what is measured
-    Stage(
-        "open",
-        600,
-        (
-            Check("smoke", "smoke tests 01 02 03 05, tiny", 300, simple(smoke)),
-            Check("profiled_compiled", "the same with torch.compile", 150, simple(profiled_compiled)),
-            Check(
-                "full_compiled", "30 steps of a 7B model with LoRA, compiled blocks", 420, simple(full_model_compiled)
-            ),
-            Check("products", "products in 8-bit floats are those of a CPU", 90, tests("tests/gpu/test_float8.py")),
-            Check(
-                "float8",
-                "8 layers, torch.compile, products in 8-bit floats",
-                120,
-                variant("float8", compiler=True, model={"compile": True, "float8": True}),
-            ),
-            Check(
-                "attention_rows",
-                "8 layers, torch.compile, packed rows isolated, kernel by a trial",
-                120,
-                variant(
-                    "attention_rows",
-                    compiler=True,
-                    data={"packing": "isolated"},
-                    model={"compile": True, "attention": "auto"},
-                ),
-            ),
-            Check(
-                "attention_whole",
-                "8 layers, torch.compile, kernel of attention by a trial",
-                120,
-                variant("attention_whole", compiler=True, model={"compile": True, "attention": "auto"}),
-            ),
-            Check(
-                "batches", "batches that are copied ahead have their values", 60, tests("tests/gpu/test_batch_feed.py")
-            ),
-            Check("unit", "unit tests of what runs inside a rank", 120, simple(unit_tests)),
-            Check(
-                "recomputed",
-                "8 layers, activations recomputed",
-                90,
-                variant("recomputed", model={"gradient_checkpointing": True}),
-            ),
-            Check(
-                "selective",
-                "8 layers, element-wise operations recomputed",
-                90,
-                variant("selective", model={"gradient_checkpointing": "selective"}),
-            ),
-            Check(
-                "flex",
-                "8 layers, packed rows isolated by FlexAttention",
-                150,
-                variant(
-                    "flex",
-                    compiler=True,
-                    cuda=True,
-                    data={"packing": "isolated"},
-                    model={"attention": "flex_attention"},
-                ),
-            ),
-        ),
-    ),
-    Stage(
-        "correctness",
-        400,
-        (
-            Check("one_rank", "every strategy on one rank equals plain torch", 300, tests(STRATEGY_TESTS, "one_rank")),
-            Check("nan", "a NaN in step 5 leaves the weights of step 4", 240, tests(RUN_TESTS, "nan", parallel=True)),
-            Check(
-                "lora", "LoRA of layers and of experts is as precise as PEFT's", 120, tests("tests/gpu/test_lora.py")
-            ),
-            Check(
-                "qlora", "QLoRA: weights in 4 bits, computed as the same values", 120, tests("tests/gpu/test_qlora.py")
-            ),
-            Check(
-                "host_sync",
-                "nothing in a step waits for the GPU",
-                240,
-                tests(RUN_TESTS, "waits or host_sync", parallel=True),
-            ),
-            Check(
-                "resume",
-                "20 steps resumed to 30 equal 30 unbroken ones",
-                200,
-                tests(RUN_TESTS, "20_steps", parallel=True),
-            ),
-            Check(
-                "two_ranks",
-                "two Gloo ranks that share the device equal one process",
-                150,
-                tests(STRATEGY_TESTS, "two_ranks"),
-            ),
-            Check("memory", "peak memory is what plan says", 200, tests(RUN_TESTS, "memory", parallel=True)),
-            Check("doctor", "allranks doctor", 60, simple(doctor)),
-            Check("sharing", "allranks compare, two Gloo ranks on one device", 180, simple(two_on_one)),
-            Check("several", "allranks compare, one NCCL rank per GPU", 300, simple(several)),
-            Check("demo", "20 steps of the demo in bf16 under every strategy", 240, demo),
-        ),
-        lanes=8,
-    ),
-    Stage(
-        "speed",
-        380,
-        (
-            Check("plain", "8 layers, eager, rows joined and cut", 150, variant("plain")),
-            Check(
-                "isolated",
-                "8 layers, eager, packed rows isolated",
-                90,
-                variant("isolated", data={"packing": "isolated"}),
-            ),
-            Check(
-                "compiled", "8 layers, torch.compile", 150, variant("compiled", compiler=True, model={"compile": True})
-            ),
-            Check(
-                "compiled_isolated",
-                "8 layers, torch.compile, packed rows isolated",
-                120,
-                variant("compiled_isolated", compiler=True, data={"packing": "isolated"}, model={"compile": True}),
-            ),
-            Check("quantized", "8 layers, weights in 4 bits", 90, variant("quantized", model={"quantize": "nf4"})),
-            Check("floor", "the matrix products and attention of 8 layers alone", 60, simple(step_floor)),
-            Check("profiled", "8 layers with a profile window, and allranks trace", 120, simple(profiled)),
-            Check("bench_memory", "peak memory of the benches against plan", 30, simple(memory_of_benches)),
-        ),
-    ),
-    Stage(
-        "model",
-        300,
-        (
-            Check(
-                "full_float8",
-                "30 steps of a 7B model with LoRA, compiled, 8-bit products, attention by a trial",
-                240,
-                simple(
-                    partial(
-                        full_model, name="full_float8", model={"compile": True, "float8": True, "attention": "auto"}
-                    )
-                ),
-            ),
-            Check("full", "the same without a compiler", 240, simple(full_model)),
-            Check("spin", "a rank that spins in a kernel is named", 90, tests(RUN_TESTS, "spins")),
-            Check("stopped", "SIGTERM and resume on 8 layers", 150, simple(stopped_and_resumed)),
-        ),
-    ),
+    Stage("open", 600, OPEN),  # one at a time: other checks beside them would change what is measured
+    Stage("correctness", 400, CORRECTNESS, lanes=8),
+    Stage("speed", 380, SPEED),
+    Stage("model", 300, MODEL),
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks.errors import EXIT_ENVIRONMENT
-from benchmarks.programs import ROOT
+from benchmarks.programs import ROOT, end_group
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 NO_END = "no end after"
@@ -134,19 +133,6 @@ class Kit:
             "run_root": self.work / "runs",
         }
         return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
-
-
-def end_group(process: subprocess.Popen[bytes], grace_s: float = 5.0) -> None:
-    """Ask the process group to end, then end it."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-            process.wait(grace_s)
-        except ProcessLookupError:
-            break
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait()
 
 
 def tail(file: Path, size: int = 600) -> str:

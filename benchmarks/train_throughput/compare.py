@@ -12,27 +12,15 @@ SPEED_GOAL = 1.2
 SHARE_OF_HEADROOM = 0.9
 MEMORY_GOAL = 0.7
 COLUMNS = (
-    "variant",
-    "packing",
-    "tokens/s and rank",
-    "allranks to it",
-    "goal",
-    "floor to it",
-    "products in a step",
-    "held-out loss",
-    "peak MiB",
+    "variant", "packing", "tokens/s and rank", "allranks to it", "goal", "floor to it", "products in a step", "held-out loss", "peak MiB",
     "peak MiB, large vocabulary",
-)
+)  # fmt: skip
 FURTHER = ("e/d", "k/c", "ki/ci", "c/t", "c/x", "c/p", "e/c")
 
 
 def spread(values: list[float], digits: int = 4) -> dict[str, float]:
     """Median and range."""
-    return {
-        "median": round(median(values), digits),
-        "min": round(min(values), digits),
-        "max": round(max(values), digits),
-    }
+    return {key: round(take(values), digits) for key, take in (("median", median), ("min", min), ("max", max))}
 
 
 def rate(result: dict[str, Any]) -> float:
@@ -78,7 +66,7 @@ def paired(runs: Runs, top: str, bottom: str) -> list[tuple[dict[str, Any], dict
 def ratios(runs: Runs) -> dict[str, Any]:
     """Return ratios of throughput within one repeat, median and range."""
     found = {}
-    for pair in [*(f"{ours}/{peer}" for ours in OURS for peer in (*peers_of(ours), "a")), *FURTHER]:
+    for pair in [*(f"{ours}/{peer}" for ours in OURS for peer in peers_of(ours)), *FURTHER]:
         both = paired(runs, *pair.split("/"))
         values = [top["tokens_per_s_per_rank"]["total"] / low["tokens_per_s_per_rank"]["total"] for top, low in both]
         if values:

@@ -19,15 +19,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.nn import Module
 
-FOR_LOGITS = (
-    "input_ids",
-    "position_ids",
-    "attention_mask",
-    "cu_seq_lens_q",
-    "cu_seq_lens_k",
-    "max_length_q",
-    "max_length_k",
-)
+FOR_LOGITS = ("input_ids", "position_ids", "attention_mask")
+FOR_LOGITS += ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 
 def peer_parser(doc: str | None) -> argparse.ArgumentParser:
@@ -36,7 +29,7 @@ def peer_parser(doc: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--workload", type=Path, required=True, help="folder built by workload.py")
     parser.add_argument("--useful-tokens", type=int, required=True, help="non-pad tokens to train, over all ranks")
     parser.add_argument("--out", type=Path, required=True, help="JSON record, written by rank 0")
-    parser.add_argument("--packing", choices=("none", "wrapped", "isolated"), default="wrapped")
+    parser.add_argument("--packing", choices=("wrapped", "isolated"), default="wrapped")
     parser.add_argument("--seed", type=int, default=42, help="of the adapters and the dropout")
     return parser
 

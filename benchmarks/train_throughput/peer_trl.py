@@ -4,8 +4,7 @@ With "bfd", TRL passes position ids and the ends of documents. Its documentation
 ``sdpa`` transformers makes a dense mask of the position ids, and documents stay isolated, which is tested after training.
 
 Two of TRL's defaults are turned off because the bare loop does without them too: gradient checkpointing and bfloat16.
-``--trl-checkpointing`` turns TRL's default of gradient checkpointing on again, variant (b). The chunked loss, once ``chunked_nll`` and now ``nll``,
-and the token metrics of each step are TRL's own and cannot be turned off.
+The chunked loss, once ``chunked_nll`` and now ``nll``, and the token metrics of each step are TRL's own and cannot be turned off.
 
 Run as: ``torchrun --standalone --nproc-per-node 2 -m benchmarks.train_throughput.peer_trl --workload W ...``
 """
@@ -49,13 +48,11 @@ def run(args: argparse.Namespace) -> None:
     """Train until the useful tokens are trained, and write the record."""
     workload = Workload(args.workload)
     steps = steps_for(workload, args.packing, args.useful_tokens)
-    arguments = trainer_arguments(args.out, steps, args.seed)
-    arguments["gradient_checkpointing"] = args.trl_checkpointing
     recorder = Recorder()
     trainer = SFTTrainer(
         model=workload.lora_model(args.seed),
         args=SFTConfig(
-            **arguments,
+            **trainer_arguments(args.out, steps, args.seed),
             packing=True,
             packing_strategy="wrapped" if args.packing == "wrapped" else "bfd",
             max_length=SEQ_LEN,
@@ -69,12 +66,5 @@ def run(args: argparse.Namespace) -> None:
     train_and_record(trainer, recorder, workload, args, f"trl_{args.packing}")
 
 
-def main() -> None:
-    """Torchrun's entry."""
-    parser = peer_parser(__doc__)
-    parser.add_argument("--trl-checkpointing", action="store_true", help="with TRL's default gradient checkpointing")
-    run(parser.parse_args())
-
-
 if __name__ == "__main__":
-    main()
+    run(peer_parser(__doc__).parse_args())

@@ -24,7 +24,7 @@ from benchmarks.programs import ROOT, exit_on_sigterm, run
 from benchmarks.train_throughput import ours
 from benchmarks.train_throughput.compare import compared, rate, tables
 from benchmarks.train_throughput.packing import isolated_rows
-from benchmarks.train_throughput.variants import FLOOR, USUAL, VARIANTS, rotated
+from benchmarks.train_throughput.variants import FLOOR, VARIANTS, rotated
 from benchmarks.train_throughput.workload import ENV, LORA, MODEL, SEQ_LEN, WARMUP_STEPS, WORLD, Job, Workload, build
 
 BASE_SEED = 42
@@ -147,7 +147,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--memory-repeats", type=int, default=1, help="of the runs with a large vocabulary; 0: none")
     parser.add_argument("--memory-vocabulary", type=int, default=32_000)
     parser.add_argument("--memory-tokens", type=int, default=8_192, help="non-pad tokens that such a run trains")
-    parser.add_argument("--only", default=",".join(USUAL), help="variants, in the order of the first repeat")
+    parser.add_argument("--only", default=",".join(VARIANTS), help="variants, in the order of the first repeat")
     parser.add_argument("--without-floor", action="store_true", help="do not measure the floor of a step")
     here = ROOT / "benchmarks"
     parser.add_argument("--json", type=Path, default=here / "results" / "train_throughput.json")

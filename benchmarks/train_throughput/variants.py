@@ -28,11 +28,8 @@ VARIANTS = {
     "pi": Variant("HF Trainer", "isolated", "peer_hf_trainer"),
     "xi": Variant("Accelerate, plain loop", "isolated", "peer_accelerate"),
     "e": Variant("allranks", "isolated"),
-    "a": Variant("HF Trainer, padded", "none", "peer_hf_trainer"),
-    "b": Variant("TRL as it comes", "wrapped", "peer_trl", ("--trl-checkpointing",)),
 }
 OURS = tuple(name for name, variant in VARIANTS.items() if not variant.program)
-USUAL = tuple(name for name in VARIANTS if name not in ("a", "b"))  # no goal is set against these two
 FLOOR = "floor"  # the matrix products and the attention of a step alone, on all ranks at a time
 
 

@@ -154,15 +154,6 @@ class Workload:
         """The padding token, which occurs nowhere in the rows."""
         return int(self.meta["pad_id"])
 
-    def padded_steps(self, useful_tokens: int) -> int:
-        """Optimizer steps over one padded row a rank and step, in the file's order, until this many useful tokens were trained over all ranks."""
-        lengths = np.minimum(self.train.lengths, SEQ_LEN)
-        per_step = lengths.reshape(-1, WORLD).sum(axis=1)
-        epochs, rest = divmod(useful_tokens, int(per_step.sum()))
-        if rest == 0:
-            return epochs * len(per_step)
-        return epochs * len(per_step) + int(np.searchsorted(np.cumsum(per_step), rest)) + 1
-
     def lora_model(self, seed: int, attention: str = "sdpa") -> PeftModel:
         """The base in float32 with fresh adapters; the same seed gives the same adapters."""
         import torch

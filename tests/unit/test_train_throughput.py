@@ -10,7 +10,7 @@ from benchmarks.train_throughput.compare import compared
 from benchmarks.train_throughput.measure import attends_across
 from benchmarks.train_throughput.packing import best_fit, filled_up, joined
 from benchmarks.train_throughput.run import MACHINE_PATH
-from benchmarks.train_throughput.variants import FLOOR, USUAL, rotated
+from benchmarks.train_throughput.variants import FLOOR, VARIANTS, rotated
 from benchmarks.train_throughput.workload import IGNORED, SEQ_LEN
 from transformers import MistralConfig, MistralForCausalLM
 
@@ -18,8 +18,8 @@ LENGTHS = (5, 3, 6)
 
 
 def test_each_repeat_runs_all_once_and_begins_elsewhere() -> None:
-    orders = [rotated(list(USUAL), repeat, 5) for repeat in range(5)]
-    assert all(sorted(order) == sorted(USUAL) for order in orders) and len({order[0] for order in orders}) == 5
+    orders = [rotated(list(VARIANTS), repeat, 5) for repeat in range(5)]
+    assert all(sorted(order) == sorted(VARIANTS) for order in orders) and len({order[0] for order in orders}) == 5
 
 
 def _run(variant: str, repeat: int, rate: float, loss: float = 7.8, mib: int = 100, *, counts: bool = True) -> dict:
