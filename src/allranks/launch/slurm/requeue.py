@@ -22,7 +22,7 @@ from allranks.spec.records import ClusterSpec
 
 POLL_S = 0.2
 LIMIT_S = 30.0  # between two questions for the job's time limit
-SILENT_S = 30.0  # slurmctld is not asked for nodes after it gave no answer
+SILENT_S = 120.0  # slurmctld is not asked for nodes after it gave no answer
 REQUEUED_S = 60.0  # from the request to the end of this process
 REQUEUE_REASONS = {"time_limit": "the time limit is near", "preempted": "the job was preempted"}
 
