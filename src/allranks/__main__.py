@@ -1,6 +1,15 @@
-"""Run the command ``allranks`` as ``python -m allranks``."""
+"""Run the command ``allranks``, also as ``python -m allranks``."""
 
-from allranks.cli.main import main
+
+def main() -> None:
+    """Run a verb and exit with its code; Ctrl-C while Python still imports is no traceback either."""
+    try:
+        from allranks.cli.main import main as run_verb
+
+        run_verb()
+    except KeyboardInterrupt:
+        raise SystemExit("allranks: interrupted") from None
+
 
 if __name__ == "__main__":
     main()

@@ -133,3 +133,11 @@ def test_an_output_that_failed_once_takes_and_drops_the_rest() -> None:
     assert output.write(b"abc") == 3 and output.write(b"de") == 2
     assert output.error is not None and output.error.errno == errno.ENOSPC
     os.close(fd)
+
+
+def test_ctrl_c_while_python_imports_the_verb_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("raise KeyboardInterrupt\n")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{REPO / 'src'}"}
+    command = [sys.executable, "-m", "allranks", "--help"]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, b"allranks: interrupted\n")

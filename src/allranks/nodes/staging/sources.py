@@ -117,7 +117,7 @@ def brings_packages(environment: str | None) -> bool:
         return True
     raise EnvironmentNotAble(
         f"cluster.python {environment} is not the current environment ({sys.prefix}); "
-        f"stage from it: {folder}/bin/python -m allranks.cli.main stage SPEC"
+        f"stage from it: {folder}/bin/python -m allranks stage SPEC"
     )
 
 
