@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,7 +11,7 @@ from allranks.cli.options import any_path, echo, json_option, print_json, set_op
 from allranks.errors import EXIT_FAILED, EXIT_OK, RequestError
 
 if TYPE_CHECKING:
-    from allranks.experiments.sweep import Sweep
+    from allranks.experiments.sweep import PointResult, Sweep
 
 
 @click.command("sweep")
@@ -101,7 +101,7 @@ def _report(sweep: Sweep, as_json: bool) -> int:
     from allranks.experiments.sweep import ranked, results_of
 
     key, results = ranked(results_of(sweep))
-    page = _write_page(sweep, [result.run for result in results if result.run])
+    page = _write_page(sweep, results)
     code = EXIT_OK if all(result.status == "succeeded" for result in results) else EXIT_FAILED
     if as_json:
         print_json({"folder": sweep.folder, "ranked_by": key, "points": msgspec.to_builtins(results)})
@@ -146,20 +146,21 @@ def _report(sweep: Sweep, as_json: bool) -> int:
     return code
 
 
-def _write_page(sweep: Sweep, runs: list[str]) -> Path | None:
+def _write_page(sweep: Sweep, results: list[PointResult]) -> Path | None:
     """Write the comparison of all points with a run; None if there are fewer than two, or it cannot be written."""
     from allranks.analysis.report.comparison_page import write_page
     from allranks.analysis.report.run_comparison import compare_runs
     from allranks.analysis.report.run_data import read_run_data
+    from allranks.rundir.files import read_record
     from allranks.rundir.paths import RunDir
 
-    folders = [Path(sweep.folder) / name for name in runs]
-    data: list[Any] = [read_run_data(RunDir(folder)) for folder in folders]
+    runs = {RunDir(Path(sweep.folder) / one.run): one.status for one in results if one.run}
+    data = [read_run_data(run, {**read_record(run.metrics), "status": status}) for run, status in runs.items()]
     if len(data) < 2:
         return None
     page = Path(sweep.folder) / "sweep.html"
     try:
-        write_page(compare_runs(data, [str(folder) for folder in folders]), page, sweep=Path(sweep.folder).name)
+        write_page(compare_runs(data, [str(run.root) for run in runs]), page, sweep=Path(sweep.folder).name)
     except OSError as error:
         echo(f"the page cannot be written: {error.strerror}", message=True)
         return None

@@ -56,8 +56,8 @@ def run_array(sweep: Sweep, view: Observer, *, again: bool = False, at_once: int
     with only_one(sweep):
         folder, slurm = RunDir(Path(sweep.folder)), find_slurm(Path.cwd())
         job = str(read_record(folder.root / JOB).get("job") or "")
-        if job and _tasks(slurm, job):
-            view.say(f"job      {job} is in the queue, and is followed")
+        if job and _tasks(slurm, job) != {}:  # None: it may still run, and a second array would run points twice
+            view.say(f"job      {job} is followed")
         elif left := [n for n, one in enumerate(results_of(sweep), 1) if is_left(one, again=again)]:
             base = preview.prepare(folder.root / SPEC, sweep.sets)
             _require_equal_allocations(sweep, base, folder)
@@ -142,4 +142,5 @@ def _say_ended(sweep: Sweep, numbers: set[int], view: Observer) -> None:
     for number, one in ((n, one) for n, one in enumerate(results_of(sweep), 1) if n in numbers):
         begun = f"{one.status:8} {one.name}{': ' * bool(one.message)}{one.message}"
         begun = begun if one.status != "open" else f"ended    {one.name} before its run began"
-        view.say(begun if one.status == "succeeded" else f"{begun}. Log: {sweep.folder}/slurm-{number}.log")
+        whole = one.status == "succeeded" or "Log: " in begun
+        view.say(begun if whole else f"{begun}. Log: {sweep.folder}/slurm-{number}.log")

@@ -30,9 +30,7 @@ FIGURES = {
     "wall_time_s": "wall time",
 }
 """Compared values of ``metrics.json``, and their titles."""
-LOWER_IS_BETTER = {
-    "train_loss_last", "eval_loss", "best_eval_loss", "step_time_s", "peak_memory_bytes", "wall_time_s"
-}  # fmt: skip
+LOWER_IS_BETTER = {"train_loss_last", "eval_loss", "best_eval_loss", "step_time_s", "peak_memory_bytes"}
 HIGHER_IS_BETTER = {"accuracy", "exact_match", "tokens_per_s"}
 # The first prefix of a key decides what a difference of it changes.
 EFFECTS = (

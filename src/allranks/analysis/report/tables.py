@@ -110,7 +110,8 @@ def attempt_table(data: RunData) -> Table | None:
             return long_cell(
                 f"the run {'was ' * (data.status == 'stopped')}{data.status}"
             )  # the page begins with the reason
-        return long_cell(a.end or "ended without a message")
+        runs = a is attempts[-1] and data.status == "running"
+        return long_cell(a.end or ("still running" if runs else "ended without a message"))
 
     def next_action(a: AttemptRecord) -> Cell:
         one = decided.get(a.number)

@@ -113,7 +113,8 @@ class EvidenceCollector:
         asking = threading.Thread(
             target=lambda: reports.append(ask_ras(self._ras) if self._ras else ""), name="nccl-ras", daemon=True
         )
-        asking.start()
+        if self._ras:
+            asking.start()
         sizes = {rank: os.fstat(page.stacks).st_size for rank, page in pages.items()}
         before = {rank: procfs.work_of(beat.pid).cpu_s for rank, beat in beats.items()}
         for rank, page in pages.items():
@@ -127,7 +128,8 @@ class EvidenceCollector:
             self._rank(rank, pages[rank], beat, sizes[rank], before[rank], (began, waited))
             for rank, beat in sorted(beats.items())
         ]
-        asking.join(max(0.0, began + RAS_ANSWER_S + CONNECT_TIMEOUT_S - time.monotonic()))
+        if asking.is_alive():
+            asking.join(max(0.0, began + RAS_ANSWER_S + CONNECT_TIMEOUT_S - time.monotonic()))
         memory = psutil.virtual_memory()
         collected = NodeEvidence(
             node=self._node,
