@@ -5,22 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from allranks.analysis.lint import rules as registry
 from allranks.analysis.lint.files import OpenedFile, UnreadableInput, neutralise_placeholders, open_file
 from allranks.analysis.lint.generated_jobs import generated_jobs
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.readers import ShellReader, read_environment, read_spec
 from allranks.analysis.lint.records import LintFinding, LintReport, UnreadFile, Violation
-from allranks.analysis.lint.rules import (
-    RULES,
-    LintRule,
-    directives,
-    launch,
-    nodes,
-    rendezvous,
-    resources,
-    storage,
-    variables,
-)
+from allranks.analysis.lint.rules import directives, launch, nodes, rendezvous, resources, storage, variables
 from allranks.analysis.lint.shell_tokens import MappedText
 from allranks.analysis.lint.shellcheck import general_findings
 from allranks.utils.inputs import is_stdin, name_of
@@ -30,13 +21,8 @@ from allranks.utils.text import lazy_regex
 ALLOW = lazy_regex(r"#\s*allranks:\s*(?:allow\s+([A-Za-z0-9,-]+)\s+\S.*|(ignore|ignore-file)\[([A-Za-z0-9, *-]+)\])")
 SEVERITIES = ("error", "warning", "note")
 PLACEHOLDERS_MATTER = {
-    "several-torchruns",
-    "one-node-only",
-    "node-rank-missing",
-    "expanded-too-early",
-    "exit-code-lost",
-    "placeholder",
-}
+    "several-torchruns", "one-node-only", "node-rank-missing", "expanded-too-early", "exit-code-lost", "placeholder",
+}  # fmt: skip
 """Rules about the shape of a script. Other findings on a placeholder's line are about text that is to be replaced."""
 TOPICS = (variables, rendezvous, nodes, resources, launch, directives, storage)
 """Importing a topic registers its rules."""
@@ -124,7 +110,7 @@ def _spec_jobs(path: Path, opened: OpenedFile) -> list[JobDescription]:
 def _check(name: str, job: JobDescription) -> tuple[list[LintFinding], list[LintFinding]]:
     findings: dict[tuple[str, int, str], LintFinding] = {}
     certain: list[LintFinding] = []
-    for rule in RULES.values():
+    for rule in registry.RULES.values():
         if job.kind in rule.files:
             for hit in rule.check(job):
                 finding = _finding(name, job, rule, hit)
@@ -161,7 +147,7 @@ def _once_per_line(findings: list[LintFinding]) -> list[LintFinding]:
     return sorted(kept, key=lambda f: (f.line, f.column, f.id))
 
 
-def _finding(name: str, job: JobDescription, rule: LintRule, hit: Violation) -> LintFinding:
+def _finding(name: str, job: JobDescription, rule: registry.LintRule, hit: Violation) -> LintFinding:
     """Return a finding without the secrets of the line that it quotes: the logs of a CI are read by many."""
     line, column = job.lines.place(hit.offset)
     return LintFinding(

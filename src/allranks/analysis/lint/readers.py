@@ -12,22 +12,11 @@ from typing import Any
 
 import msgspec
 
+from allranks.analysis.lint import shell_tokens as shell
 from allranks.analysis.lint.command_options import SHELLS, unwrap_command
 from allranks.analysis.lint.records import Argument, Assignment, Comment, ProgramCall, Redirect, VariableUse
 from allranks.analysis.lint.shell_lexer import MAX_DEPTH, lex
-from allranks.analysis.lint.shell_tokens import (
-    UNRESOLVED_CLOSE,
-    UNRESOLVED_OPEN,
-    MappedText,
-    RawCommand,
-    RawRedirect,
-    Word,
-    WordPart,
-    join_texts,
-    restore_variables,
-    split_commands,
-    unresolved_text,
-)
+from allranks.analysis.lint.shell_tokens import MappedText, Word
 from allranks.utils.text import lazy_regex
 
 ASSIGNMENT = lazy_regex(r"([A-Za-z_][A-Za-z0-9_]*)(\[[^\]]*\])?(\+?)=")
@@ -78,9 +67,9 @@ class ShellReader:
         lexed = lex(source, min(depth, MAX_DEPTH))
         self.comments += [Comment(offset, text) for offset, text in lexed.comments]
         # quotes may close in an unknown part: eval "set -- $quoted"
-        if lexed.trouble and UNRESOLVED_OPEN not in source.text:
+        if lexed.trouble and shell.UNRESOLVED_OPEN not in source.text:
             self.trouble.append(lexed.trouble)
-        for raw in split_commands(lexed):
+        for raw in shell.split_commands(lexed):
             inside = in_function and not raw.in_function
             part = msgspec.structs.replace(raw, in_function=True) if inside else raw
             _CommandReader(self, part, under, depth, substitution).take()
@@ -90,9 +79,9 @@ class _CommandReader:
     """Read one command into a `ShellReader`."""
 
     def __init__(
-        self, reading: ShellReader, raw: RawCommand, under: tuple[ProgramCall, ...], depth: int, substitution: bool
+        self, reading: ShellReader, raw: shell.RawCommand, under: tuple[ProgramCall, ...], depth: int, in_command: bool
     ) -> None:
-        self.reading, self.raw, self.under, self.depth, self.substitution = reading, raw, under, depth, substitution
+        self.reading, self.raw, self.under, self.depth, self.in_command = reading, raw, under, depth, in_command
         self.program = "="
         self.redirects = False  # the words of redirections are being read
 
@@ -162,24 +151,24 @@ class _CommandReader:
             return None
         name, appends = assignment[1], bool(assignment[3])
         head = word.parts[0].source
-        rest = (WordPart("text", head.part(assignment.end(), len(head.text)), False), *word.parts[1:])
+        rest = (shell.WordPart("text", head.part(assignment.end(), len(head.text)), False), *word.parts[1:])
         source = self._flatten(rest)
         items = None if word.items is None else tuple(self._flatten(item.parts) for item in word.items)
         if items is not None:
             source = (
-                join_texts([p for item in items for p in (item, MappedText(" ", [word.offset]))])
+                shell.join_texts([p for item in items for p in (item, MappedText(" ", [word.offset]))])
                 if items
                 else MappedText("")
             )
         old = self.reading.variables.get(name)
         if appends and old:
-            source = join_texts([old.source, source])
+            source = shell.join_texts([old.source, source])
             items = (*old.items, *items) if old.items is not None and items is not None else items
         if len(source.text) > MAX_VALUE:
-            source = unresolved_text(name, word.offset)
+            source = shell.unresolved_text(name, word.offset)
         exported = exported or (old is not None and old.exported)
         made = Assignment(
-            name, source, word.offset, exported, self.under, items, False, self.substitution, self.raw.in_function,
+            name, source, word.offset, exported, self.under, items, False, self.in_command, self.raw.in_function,
         )  # fmt: skip
         if keep:
             self.reading.assignments.append(made)
@@ -219,12 +208,12 @@ class _CommandReader:
         )
         self.reading.uses.append(use)
 
-    def _flatten(self, parts: tuple[WordPart, ...]) -> MappedText:
+    def _flatten(self, parts: tuple[shell.WordPart, ...]) -> MappedText:
         """Expand the parts as the shell does; unknown values stay unresolved."""
         pieces = [self._piece(part) for part in parts if part.source.text]
-        return join_texts(pieces) if pieces else MappedText("")
+        return shell.join_texts(pieces) if pieces else MappedText("")
 
-    def _piece(self, part: WordPart) -> MappedText:
+    def _piece(self, part: shell.WordPart) -> MappedText:
         text = part.source.text
         if part.kind in ("text", "frozen"):
             return part.source
@@ -232,9 +221,9 @@ class _CommandReader:
             program = re.fullmatch(r"\s*(?:which|command\s+-v|type\s+-p)\s+([\w./-]+)\s*", text)
             if program:
                 return part.source.part(*program.span(1))
-            return unresolved_text(f"({restore_variables(text)})", part.source.where(0))
+            return shell.unresolved_text(f"({shell.restore_variables(text)})", part.source.where(0))
         if part.kind == "arithmetic":
-            return unresolved_text(f"(({restore_variables(text)}))", part.source.where(0))
+            return shell.unresolved_text(f"(({shell.restore_variables(text)}))", part.source.where(0))
         return self._value(text, part.source.where(0))
 
     def _value(self, text: str, offset: int) -> MappedText:
@@ -242,15 +231,15 @@ class _CommandReader:
         match = VARIABLE.match(text)
         known = self.reading.variables.get(match[1]) if match else None
         if match is None or known is None:
-            return unresolved_text(restore_variables(text), offset)
+            return shell.unresolved_text(shell.restore_variables(text), offset)
         index, operator = (match[2] or "")[1:-1], text[match.end() :]
         if operator and not operator.startswith(DEFAULTS):
-            return unresolved_text(restore_variables(text), offset)
+            return shell.unresolved_text(shell.restore_variables(text), offset)
         if known.items is not None and index not in ("@", "*"):
             first = known.items[0].text if known.items else ""
             # of several commands, the first stands for all
             if index and not index.isdecimal() and not re.search(r"\s", first):
-                return unresolved_text(restore_variables(text), offset)
+                return shell.unresolved_text(shell.restore_variables(text), offset)
             number = int(index) if index.isdecimal() and len(index) < 6 else 0
             return known.items[number] if number < len(known.items) else MappedText("")
         return known.source
@@ -289,7 +278,7 @@ class _CommandReader:
         if not args:
             return
         redirects = tuple(
-            Redirect(r.token.operator, restore_variables(self._flatten(r.target.parts).text) if r.target else "")
+            Redirect(r.token.operator, shell.restore_variables(self._flatten(r.target.parts).text) if r.target else "")
             for r in self.raw.redirects
         )
         raw, shared_prefix = self.raw, tuple(prefix)
@@ -299,7 +288,7 @@ class _CommandReader:
         ) -> ProgramCall:
             return ProgramCall(
                 program, rest, at.offset, under, shared_prefix, redirects, raw.before, raw.after, raw.in_loop,
-                raw.in_function, self.substitution, raw.tested, module, at.text, raw.branch,
+                raw.in_function, self.in_command, raw.tested, module, at.text, raw.branch,
             )  # fmt: skip
 
         opened = unwrap_command(args, make, self.under)
@@ -334,7 +323,9 @@ class _CommandReader:
                 self.reading.files[last.args[-1].text] = document
         elif last.program == "eval":
             self._nested(
-                join_texts([p for a in last.args for p in (a.source, MappedText(" ", [a.offset]))] or [MappedText("")]),
+                shell.join_texts(
+                    [p for a in last.args for p in (a.source, MappedText(" ", [a.offset]))] or [MappedText("")]
+                ),
                 last.under,
             )
         else:
@@ -355,10 +346,10 @@ class _CommandReader:
 
     def _nested(self, source: MappedText, under: tuple[ProgramCall, ...]) -> None:
         before = dict(self.reading.variables)
-        self.reading.read(source, under, self.depth + 1, self.substitution)
+        self.reading.read(source, under, self.depth + 1, self.in_command)
         self.reading.variables = before
 
-    def _document(self, redirect: RawRedirect) -> MappedText | None:
+    def _document(self, redirect: shell.RawRedirect) -> MappedText | None:
         body = redirect.token.body
         if body is None or redirect.token.body_quoted:
             return body
@@ -377,7 +368,7 @@ class _CommandReader:
             if not line.startswith("#") or line.startswith(("#SBATCH", "#PBS", "#BSUB")):
                 self._use(name[1], body.where(match.start()), inner[name.end() :])
             pieces.append(self._value(inner, body.where(match.start())))
-        return join_texts([*pieces, body.part(i, len(body.text))])
+        return shell.join_texts([*pieces, body.part(i, len(body.text))])
 
 
 def _from_env(arg: Argument, call: ProgramCall) -> Assignment:
@@ -390,7 +381,7 @@ def _fields(source: MappedText, split: list[bool]) -> list[MappedText]:
     fields: list[MappedText] = []
     start, inside = None, False
     for i, char in enumerate(source.text):
-        inside = (inside or char == UNRESOLVED_OPEN) and char != UNRESOLVED_CLOSE
+        inside = (inside or char == shell.UNRESOLVED_OPEN) and char != shell.UNRESOLVED_CLOSE
         blank = char.isspace() and not inside and split[i]
         if not blank and start is None:
             start = i

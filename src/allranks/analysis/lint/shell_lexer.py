@@ -58,7 +58,10 @@ class WordReader(ABC):
             elif char == "#" and self.i > begun:
                 self._add_text(parts, self.i, self.i + 1, False)
             elif char == "\\":
-                self._escaped(parts)
+                if text.startswith("\\\n", self.i):
+                    self.i += 2
+                else:
+                    self._add_text(parts, self.i + 1, min(self.i + 2, len(text)), True)
             elif char == "'":
                 self._single(parts, self.i + 1)
             elif char == '"':
@@ -84,12 +87,6 @@ class WordReader(ABC):
     def _add_text(self, parts: list[WordPart], start: int, end: int, quoted: bool) -> None:
         parts.append(WordPart("text", self.source.part(start, end), quoted))
         self.i = end
-
-    def _escaped(self, parts: list[WordPart]) -> None:
-        if self.text.startswith("\\\n", self.i):
-            self.i += 2
-        else:
-            self._add_text(parts, self.i + 1, min(self.i + 2, len(self.text)), True)
 
     def _single(self, parts: list[WordPart], start: int) -> None:
         end = self.text.find("'", start)
@@ -326,11 +323,8 @@ class Lexer(WordReader):
         begun, end = self.i, self._arithmetic_end(self.i + 2)
         part = WordPart("arithmetic", self.source.part(begun + 2, end - 2), False)
         self.i = end
-        word = Word(
-            (WordPart("text", self.source.part(begun, begun + 2), False), part),
-            self.source.where(begun),
-            self.source.where(end),
-        )
+        head = WordPart("text", self.source.part(begun, begun + 2), False)
+        word = Word((head, part), self.source.where(begun), self.source.where(end))
         self.tokens.append(Token("", word.offset, word))
 
     def _operator(self) -> int:

@@ -38,10 +38,8 @@ def background(job: JobDescription) -> Iterator[Violation]:
         if outer.after != "&" or outer.in_function or outer.in_substitution:
             continue
         later = [c for c in job.calls if c.offset > outer.offset and not c.under]
-        awaited = any(c.program in ("wait", "tail", "exec", "source", ".", "sleep") for c in later) or _is_watched(
-            job, outer
-        )
-        if not awaited and not any(w.offset > outer.offset and w.after != "&" for w in work):
+        waits = any(c.program in ("wait", "tail", "exec", "source", ".", "sleep") for c in later)
+        if not (waits or _is_watched(job, outer)) and not any(w.offset > outer.offset and w.after != "&" for w in work):
             yield Violation(outer.offset, f"{outer.program} runs in the background, and the script ends without wait")
             return
 
@@ -71,14 +69,9 @@ def _background_work(job: JobDescription) -> list[ProgramCall]:
 
 
 TORCHRUN_HAS = {
-    "num_gpus": "nproc_per_node",
-    "num_processes": "nproc_per_node",
-    "num_machines": "nnodes",
-    "machine_rank": "node_rank",
-    "main_process_ip": "master_addr",
-    "main_process_port": "master_port",
-    "num_nodes": "nnodes",
-}
+    "num_gpus": "nproc_per_node", "num_processes": "nproc_per_node", "num_machines": "nnodes", "num_nodes": "nnodes",
+    "machine_rank": "node_rank", "main_process_ip": "master_addr", "main_process_port": "master_port",
+}  # fmt: skip
 NO_OPTION = {
     "torchrun": TORCHRUN_HAS,
     "torch.distributed.launch": TORCHRUN_HAS,
@@ -105,9 +98,8 @@ def launcher_option(job: JobDescription) -> Iterator[Violation]:
         wrong = next((n for n in launch.options if n in known), None)
         if wrong:
             option = launch.options[wrong]
-            yield Violation(
-                option.arg.offset, f"{launch.kind} has no option {option.written}", cure=f"--{known[wrong]}"
-            )
+            text = f"{launch.kind} has no option {option.written}"
+            yield Violation(option.arg.offset, text, cure=f"--{known[wrong]}")
             continue
         program = _program(launch)
         if program is None or launch.options.keys() & {"no_python", "m", "module"}:
@@ -143,11 +135,8 @@ def _behind(launch: LauncherCall, program: Argument) -> Iterator[Violation]:
     for arg in launch.call.args[launch.call.args.index(program) + 1 :]:
         option = arg.text.partition("=")[0]
         name = option.lstrip("-").replace("-", "_")
-        if (
-            arg.text.startswith("--")
-            and name in OWN_ONLY.get(launch.kind, OWN_ONLY["torchrun"])
-            and name not in launch.options
-        ):
+        own = name in OWN_ONLY.get(launch.kind, OWN_ONLY["torchrun"])
+        if arg.text.startswith("--") and own and name not in launch.options:
             text = f"{option} stands behind {program.text}: the program gets it, and {launch.kind} uses its default"
             yield Violation(arg.offset, text)
             return
@@ -282,13 +271,8 @@ def login(job: JobDescription) -> Iterator[Violation]:
         again = any(call in c.under and _prepares(c) for c in job.calls)
         before = [c for c in prepared if c.offset < call.offset]
         if before and not again:
-            yield Violation(
-                call.offset,
-                (
-                    f"{call.program} {flags[0]} reads the profile again, after '{before[-1].written}' prepared the "
-                    "environment"
-                ),
-            )
+            after = f"after '{before[-1].written}' prepared the environment"
+            yield Violation(call.offset, f"{call.program} {flags[0]} reads the profile again, {after}")
 
 
 def _prepares(call: ProgramCall) -> bool:
@@ -385,23 +369,18 @@ LOGIN_SHELL = lazy_regex(r"#!\s*\S+(?:\s+\S+)*\s+-(?:\S*[li]|-login)")
     good='eval "$(conda shell.bash hook)"\nconda activate train\nsrun torchrun train.py',
 )
 def conda(job: JobDescription) -> Iterator[Violation]:
-    calls = (
-        [c for c in job.calls if not c.in_function] if job.is_batch and not LOGIN_SHELL.match(job.lines.line(1)) else []
-    )
+    plain_shell = job.is_batch and not LOGIN_SHELL.match(job.lines.line(1))
+    calls = [c for c in job.calls if not c.in_function and plain_shell]
     for index, call in enumerate(calls):
         if not _activates_conda(call) or call.under:
             continue
         later = any(c.program in ("source", ".") and any("activate" in a.text for a in c.args) for c in calls[index:])
         if not (later or any(defines_conda(c) for c in calls[:index]) or job.set_values_named("PATH", "/envs/")):
             # A site's own command may set it up, uenv miniconda3-py39, and so may the text around a template.
-            own = any(
-                c.program not in PLAIN and any(OWN_PYTHON.search(a.text) for a in c.args[:2]) for c in calls[:index]
-            )
-            text, severity = (
-                f"{call.program} activate in a shell that conda has not set up",
-                "note" if own or "{%" in job.text else None,
-            )
-            yield Violation(call.offset, text, severity=severity, whatever_is_filled_in=True)
+            names = (a.text for c in calls[:index] if c.program not in PLAIN for a in c.args[:2])
+            own = any(OWN_PYTHON.search(name) for name in names) or "{%" in job.text
+            text = f"{call.program} activate in a shell that conda has not set up"
+            yield Violation(call.offset, text, severity="note" if own else None, whatever_is_filled_in=True)
         return
 
 
@@ -455,10 +434,8 @@ def module_after(job: JobDescription) -> Iterator[Violation]:
             own = next((n for n in new if OWN_PYTHON.search(n)), None)
             loaded = (call, own) if own and not call.instead_of(active) else loaded
         elif active is not None and loaded is not None and _uses_python(call):
-            text = (
-                f"module {loaded[1]} is loaded after the environment was activated in line "
-                f"{job.lines.place(active.offset)[0]}"
-            )
+            line = job.lines.place(active.offset)[0]
+            text = f"module {loaded[1]} is loaded after the environment was activated in line {line}"
             # A virtual environment was often made with this very module.
             framework = re.search(r"(?i)(?:^|/)(?:pytorch|tensorflow|keras|jax|horovod)", loaded[1])
             likely = framework and not sourced and _activates_conda(active)
@@ -468,9 +445,7 @@ def module_after(job: JobDescription) -> Iterator[Violation]:
 
 def _uses_python(call: ProgramCall) -> bool:
     inside = any(c.program in CONTAINERS for c in call.under) or "/" in call.written
-    return not inside and (
-        PYTHON.match(call.program) is not None or call.program in ("torchrun", "accelerate", "deepspeed")
-    )
+    return not inside and bool(PYTHON.match(call.program) or call.program in ("torchrun", "accelerate", "deepspeed"))
 
 
 CONTAINERS_WITH_GPU_OPTION = {"singularity", "apptainer", "docker", "podman"}
@@ -584,14 +559,12 @@ def exit_code(job: JobDescription) -> Iterator[Violation]:
             continue
         launch = next((la for la in job.launches if la.call.starter is outer), None)
         what = launch.kind if launch and launch.kind != "python" else outer.program
-        offset = outer.offset
+        offset, lost = outer.offset, errexit or job.is_batch
         if outer.tested:
             text = f"{what} is piped: the condition is the exit code of tee, which is 0, and not that of {what}"
         elif _status_is_used(job, last):
             text = f"{what} is piped: $? below is the exit code of tee, not that of {what}"
-        elif is_looked_at(job, outer) or not (
-            errexit or last.after in ("||", "&&") or job.is_batch or outer.program == "srun"
-        ):
+        elif is_looked_at(job, outer) or not (lost or last.after in ("||", "&&") or outer.program == "srun"):
             continue
         else:
             text = f"{what} is piped, so its exit code is lost: a pipe returns that of its last command"
@@ -635,7 +608,5 @@ def _add_pipefail(job: JobDescription, errexit: bool) -> tuple[Edit, ...]:
 def is_looked_at(job: JobDescription, outer: ProgramCall) -> bool:
     """Return whether the exit code is checked after the call."""
     rest = job.code[outer.offset :]
-    return bool(
-        re.search(r"\$\?|PIPESTATUS|\btrap\b.*\bE(?:RR|XIT)\b", rest)
-        or re.search(r"trap\s.*\b(?:ERR|EXIT)\b", job.code)
-    )
+    trapped = re.search(r"trap\s.*\b(?:ERR|EXIT)\b", job.code)
+    return bool(trapped or re.search(r"\$\?|PIPESTATUS|\btrap\b.*\bE(?:RR|XIT)\b", rest))

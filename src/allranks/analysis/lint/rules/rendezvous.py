@@ -16,7 +16,9 @@ PORT_CURE = (
     "derive it from the job ID, below the ephemeral range: MASTER_PORT=$((15000 + SLURM_JOB_ID % 15000)); on one node "
     "use torchrun --standalone"
 )
+ADDRESS_CURE = 'in the batch script, outside of containers: MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 ID_CURE = "--rdzv_id=$SLURM_JOB_ID (with requeue: $SLURM_JOB_ID.$SLURM_RESTART_COUNT)"
+ENDPOINT = '--rdzv_endpoint="$MASTER_ADDR:$MASTER_PORT"'
 PORT_NAME = lazy_regex(r"(?:MASTER|RDZV|HEAD|MAIN|RENDEZVOUS)\w*PORT\Z|PORT\Z", re.IGNORECASE)
 DEFAULT_PORTS = ("29500", "29400")
 DYNAMIC_BACKENDS = ("c10d", "etcd", "etcd-v2")  # they assign the ranks of nodes themselves
@@ -36,8 +38,7 @@ def is_torchrun(launch: LauncherCall) -> bool:
     "fixed-port",
     why="Two jobs on one node use the same port: one stops with 'Address already in use', or with c10d joins the store "
     "of the other.",
-    cure="derive it from the job ID, below the ephemeral range: MASTER_PORT=$((15000 + SLURM_JOB_ID % 15000)); on one "
-    "node use torchrun --standalone",
+    cure=PORT_CURE,
     source="torch/distributed/elastic/rendezvous",
     bad="#SBATCH --nodes=1\n#SBATCH --gres=gpu:1\n#SBATCH --mem=32G\nexport MASTER_PORT=29500\nsrun python train.py",
     good="#SBATCH --nodes=1\n#SBATCH --gres=gpu:1\n#SBATCH --mem=32G\nexport MASTER_PORT=$((15000 + SLURM_JOB_ID % "
@@ -48,9 +49,8 @@ def port(job: JobDescription) -> Iterator[Violation]:
     if job.whole_nodes:
         return
     # Other jobs may use the port, tasks of one array do.
-    severity: Severity = (
-        "warning" if job.kind == "environment" or (job.shared_nodes and "array" in job.heading) else "note"
-    )
+    shared = job.kind == "environment" or (job.shared_nodes and "array" in job.heading)
+    severity: Severity = "warning" if shared else "note"
     seen: set[int] = set()
     for offset, number, text in (*_set_ports(job), *_ports_of_launchers(job)):
         line = job.lines.place(offset)[0]
@@ -101,8 +101,7 @@ def _ports_of_launchers(job: JobDescription) -> Iterator[tuple[int, int, str]]:
 @error(
     "port-per-node",
     why="Every node gets a different value, so the nodes never find each other.",
-    cure="derive it from the job ID, below the ephemeral range: MASTER_PORT=$((15000 + SLURM_JOB_ID % 15000)); on one "
-    "node use torchrun --standalone",
+    cure=PORT_CURE,
     source="LLaMA-Factory's launcher",
     bad="srun bash -c 'export MASTER_PORT=$((15000 + RANDOM % 10000)); python train.py'",
     good="export MASTER_PORT=$((15000 + RANDOM % 10000))\nsrun python train.py",
@@ -128,7 +127,7 @@ def port_per_node(job: JobDescription) -> Iterator[Violation]:
     "fixed-rendezvous-id",
     why="Jobs with the same id, address and port share one rendezvous: one of them is killed, or it uses nodes of the "
     "other.",
-    cure="--rdzv_id=$SLURM_JOB_ID (with requeue: $SLURM_JOB_ID.$SLURM_RESTART_COUNT)",
+    cure=ID_CURE,
     source="torch/distributed/elastic/rendezvous",
     bad="srun torchrun --nnodes=2 --nproc_per_node=2 --rdzv_backend=c10d --rdzv_id=101 "
     "--rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT train.py",
@@ -187,9 +186,8 @@ def rank_missing(job: JobDescription) -> Iterator[Violation]:
         if backend(launch) != "static":
             continue
         if option is not None and launch.srun and (option.value or "").isdecimal() and _on_all_nodes(job, launch):
-            yield Violation(
-                option.arg.offset, f"{option.written} is {option.value} on all {job.srun_nodes(launch.srun)} nodes"
-            )
+            text = f"{option.written} is {option.value} on all {job.srun_nodes(launch.srun)} nodes"
+            yield Violation(option.arg.offset, text)
         several = nodes is not None and nodes not in ("0", "1") and ":" not in nodes
         if launch.kind == "deepspeed":
             several = "no_ssh" in launch.options
@@ -241,10 +239,7 @@ def same_rank_everywhere(job: JobDescription) -> Iterator[Violation]:
 @warning(
     "master-address",
     why="The address must be that of the first node, and every other node must be able to reach it.",
-    cure=(
-        'in the batch script, outside of containers: MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | '
-        "head -n 1)"
-    ),
+    cure=ADDRESS_CURE,
     source="nebius-solutions-library#177",
     bad="export MASTER_ADDR=127.0.0.1\nsrun python train.py",
     good='export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\nsrun python train.py',
@@ -291,20 +286,13 @@ def _no_address(job: JobDescription) -> Iterator[Violation]:
         if backend(launch) == "c10d" and not job.has("PET_RDZV_ENDPOINT"):
             ignored = " (--master_addr is for a static rendezvous)" if launch.option("master_addr") else ""
             text = f"no --rdzv_endpoint: with c10d every node waits at its own localhost{ignored}"
-            cure = '--rdzv_endpoint="$MASTER_ADDR:$MASTER_PORT"'
-            yield Violation(chosen.arg.offset if chosen else launch.call.offset, text, cure=cure, severity="error")
-        has_address = (
-            launch.option("master_addr") or job.has("PET_MASTER_ADDR") or launch.value("nnodes") in (None, "1")
-        )
+            yield Violation(chosen.arg.offset if chosen else launch.call.offset, text, cure=ENDPOINT, severity="error")
+        alone = launch.value("nnodes") in (None, "1")
+        has_address = alone or launch.option("master_addr") or job.has("PET_MASTER_ADDR")
         if backend(launch) == "static" and launch.srun and not has_address:
-            text = (
-                "no --master_addr: torchrun uses 127.0.0.1 (it does not read MASTER_ADDR), and every node waits for "
-                "itself"
-            )
-            cure = (
-                '--master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT"; or c10d with '
-                '--rdzv_endpoint="$MASTER_ADDR:$MASTER_PORT"'
-            )
+            default = "torchrun uses 127.0.0.1 (it does not read MASTER_ADDR)"
+            text = f"no --master_addr: {default}, and every node waits for itself"
+            cure = f'--master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT"; or c10d with {ENDPOINT}'
             yield Violation(launch.call.offset, text, cure=cure, severity="error")
 
 
@@ -347,14 +335,11 @@ def _is_literal_host(job: JobDescription, value: str) -> bool:
 def _of_several_nodes(job: JobDescription, name: str, value: str, offset: int, under_srun: bool) -> Iterator[Violation]:
     own = re.fullmatch(r"\$\(hostname(?:\s+-[sfd])?\)|\$\{?(?:HOSTNAME|SLURMD_NODENAME)\}?", value.replace("`", ""))
     # A program that gets the list may expand it: only text tools are known not to.
-    compressed = re.search(r"SLURM_(?:JOB_)?NODELIST", value) and not re.search(
-        r"scontrol|nodeset|hostlist|python|\[|\$\(\s*[^\s()]*/", value
-    )
+    expanded = re.search(r"scontrol|nodeset|hostlist|python|\[|\$\(\s*[^\s()]*/", value) or SLICE.search(value)
+    tested = re.search(r"\*[\"']?\\?\[[\"']?\*|==?\s*[\"']\[[\"']", job.text)
     if own and under_srun:
         yield Violation(offset, f"{name}={value} inside of srun: every node uses its own name", severity="error")
-    elif (
-        compressed and not SLICE.search(value) and not re.search(r"\*[\"']?\\?\[[\"']?\*|==?\s*[\"']\[[\"']", job.text)
-    ):
+    elif re.search(r"SLURM_(?:JOB_)?NODELIST", value) and not (expanded or tested):
         yield Violation(offset, f"{name} is cut from the compressed list, which is node[01-04] and not node01,node02")
     elif _is_literal_host(job, value) and value not in re.split(r"[,\s]", job.heads("nodelist") or ""):
         yield Violation(offset, f"{name}={value}: the next job gets other nodes")
@@ -424,10 +409,7 @@ def hostless(job: JobDescription) -> Iterator[Violation]:
     "scontrol-in-container",
     why="scontrol is on the host, not in the image; the substitution is empty, and with a fall-back to localhost every "
     "node forms its own group.",
-    cure=(
-        'in the batch script, outside of containers: MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | '
-        "head -n 1)"
-    ),
+    cure=ADDRESS_CURE,
     source="mmcv#700, pith-train#91",
     bad="srun apptainer exec x.sif bash -c 'export MASTER_ADDR=$(scontrol show hostnames | head -n 1); python train.py'",
     good="export MASTER_ADDR=$(scontrol show hostnames | head -n 1)\nsrun apptainer exec x.sif python train.py",
@@ -593,9 +575,8 @@ def without_address(job: JobDescription) -> Iterator[Violation]:
     if has_address or any(c.program == "accelerate-other" for c in job.calls) or "default_config.yaml" in job.text:
         return
     known = ("main_process_ip", "config_file", "deepspeed_hostfile", "rdzv_backend", "rdzv_conf", "tpu")
-    for launch in (
-        la for la in job.launches if la.kind == "accelerate" and not la.open_ended and not la.option(*known)
-    ):
+    calls = (la for la in job.launches if la.kind == "accelerate" and not la.open_ended)
+    for launch in (la for la in calls if not la.option(*known)):
         machines = launch.option("num_machines")
         count = job.number(machines.value) if machines else 1
         if machines and (count or 1) > 1:

@@ -74,10 +74,8 @@ def _runs_beside(job: JobDescription, call: ProgramCall) -> bool:
     if not call.in_loop:
         beside = (c for c in job.calls if c.offset > call.offset and c not in call.under and call not in c.under)
         return call.after == "&" and any(c.after == "&" or c.program not in SHORT for c in beside)
-    several = any(c.after == "&" for c in job.calls) or re.search(
-        r"\b(?:done|wait|parallel|xargs)\b[^\n]*&|\bwait\b", job.text
-    )
-    return bool(several) or "array" in job.heading
+    several = "array" in job.heading or any(c.after == "&" for c in job.calls)
+    return several or bool(re.search(r"\b(?:done|wait|parallel|xargs)\b[^\n]*&|\bwait\b", job.text))
 
 
 GROUP_OPTION = lazy_regex(
@@ -239,11 +237,16 @@ DEVICE_NAME = lazy_regex(
 )
 
 
+ONE_GPU = {
+    "why": "Each task sees only its own GPU, as number 0: cuda:LOCAL_RANK fails from the second rank on, and copies "
+    "between GPUs may not work.",
+    "cure": "--gpus-per-node=<n>, so that every task sees all GPUs of its node and uses the one of its local rank",
+}
+
+
 @error(
     "device-of-one-gpu",
-    why="Each task sees only its own GPU, as number 0: cuda:LOCAL_RANK fails from the second rank on, and copies "
-    "between GPUs may not work.",
-    cure="--gpus-per-node=<n>, so that every task sees all GPUs of its node and uses the one of its local rank",
+    **ONE_GPU,
     source="Slurm's sbatch and srun manuals",
     bad="#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-task=1\nsrun bash -c 'python train.py --gpu $SLURM_LOCALID'",
     good="#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=4\nsrun bash -c 'python train.py --gpu $SLURM_LOCALID'",
@@ -259,9 +262,8 @@ def device_of_one(job: JobDescription) -> Iterator[Violation]:
             name, equals, value = arg.text.partition("=")
             value = value if equals else following.text if following else ""
             if DEVICE_NAME.fullmatch(name) and (equals or name.startswith("-")) and LOCAL_VALUE.fullmatch(value):
-                yield Violation(
-                    arg.offset, f"{name} gets the local rank, but each task sees one GPU, whose number is 0"
-                )
+                text = f"{name} gets the local rank, but each task sees one GPU, whose number is 0"
+                yield Violation(arg.offset, text)
                 break
 
 
@@ -279,11 +281,8 @@ def _shares_gpus(job: JobDescription, srun: ProgramCall) -> bool:
     """Return whether an option lets a task see all GPUs of its node."""
     options = slurm_options(srun)
     flags, bind = options.get("gres-flags"), options.get("gpu-bind")
-    shared = [
-        job.heads("gres-flags"),
-        flags.value if flags else "",
-        *(a.value for a in job.set_values("SLURM_GRES_FLAGS")),
-    ]
+    shared = [job.heads("gres-flags"), flags.value if flags else ""]
+    shared += [a.value for a in job.set_values("SLURM_GRES_FLAGS")]
     bound = [bind.value if bind else job.heads("gpu-bind"), *(a.value for a in job.set_values("SLURM_GPU_BIND"))]
     return any("allow-task-sharing" in (f or "") for f in shared) or "none" in bound
 
@@ -547,9 +546,7 @@ def gpus_total(job: JobDescription) -> Iterator[Violation]:
 
 @note(
     "gpu-per-task",
-    why="Each task sees only its own GPU, as number 0: cuda:LOCAL_RANK fails from the second rank on, and copies "
-    "between GPUs may not work.",
-    cure="--gpus-per-node=<n>, so that every task sees all GPUs of its node and uses the one of its local rank",
+    **ONE_GPU,
     source="Slurm's sbatch and srun manuals",
     bad="#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-task=1\nsrun python train.py",
     good="#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-task=1\nsrun --gres-flags=allow-task-sharing python train.py",

@@ -88,14 +88,10 @@ def fixed(job: JobDescription) -> Iterator[Violation]:
     seen: set[str] = set()
     severity: Severity = "warning" if job.shared_nodes else "note"
     for call in job.calls:
-        removed = (
-            call.args
-            if call.program == "rm" and any(re.match(r"-\w*[rR]|--recursive", a.text) for a in call.args)
-            else ()
-        )
+        removed = call.program == "rm" and any(re.match(r"-\w*[rR]|--recursive", a.text) for a in call.args)
         targets = [(r.target, call.offset) for r in call.redirects if r.operator in (">", ">>", ">|", "&>")]
         if removed:
-            targets += [(a.text, call.offset) for a in removed]
+            targets += [(a.text, call.offset) for a in call.args]
         elif call.program == "tee" or any(la.call is call for la in job.launches):
             targets += [(_path(a), _where(a)) for a in call.args]
         for path, offset in targets:

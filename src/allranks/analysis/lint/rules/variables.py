@@ -180,19 +180,9 @@ def invalid(job: JobDescription) -> Iterator[Violation]:
 LEVELS = r"(?:LOC|NVL|PIX|PXB|PXN|PHB|P2C|C2C|SYS|[0-5])"
 PROTOCOL, ALGORITHM = "(?:LL|LL128|SIMPLE)", "(?:TREE|RING|COLLNET(?:DIRECT|CHAIN)?|NVLS(?:TREE)?|PAT)"
 NUMBERS = (
-    "NCCL_IB_GID_INDEX",
-    "NCCL_IB_TIMEOUT",
-    "NCCL_IB_RETRY_CNT",
-    "NCCL_IB_TC",
-    "NCCL_IB_SL",
-    "NCCL_MIN_NCHANNELS",
-    "NCCL_MAX_NCHANNELS",
-    "NCCL_NSOCKS_PERTHREAD",
-    "NCCL_SOCKET_NTHREADS",
-    "NCCL_BUFFSIZE",
-    "NCCL_NTHREADS",
-    "NCCL_CROSS_NIC",
-)
+    "NCCL_IB_GID_INDEX", "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT", "NCCL_IB_TC", "NCCL_IB_SL", "NCCL_MIN_NCHANNELS",
+    "NCCL_MAX_NCHANNELS", "NCCL_NSOCKS_PERTHREAD", "NCCL_SOCKET_NTHREADS", "NCCL_BUFFSIZE", "NCCL_NTHREADS", "NCCL_CROSS_NIC",
+)  # fmt: skip
 ALLOWED: dict[str, tuple[str, str]] = {
     "NCCL_P2P_LEVEL": (LEVELS, "one of LOC, NVL, PIX, PXB, PHB or SYS"),
     "NCCL_NET_GDR_LEVEL": (LEVELS, "one of LOC, PIX, PXB, PHB or SYS"),
@@ -251,10 +241,8 @@ def handling_off(job: JobDescription) -> Iterator[Violation]:
 )
 def debugging(job: JobDescription) -> Iterator[Violation]:
     for item in job.assignments:
-        if item.name in ("CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL") and item.value in (
-            "1",
-            "3",
-        ):
+        serial = item.value in ("1", "3")
+        if serial and item.name in ("CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL"):
             yield Violation(item.offset, f"{item.name}={item.value} makes every kernel wait for the one before")
 
 
