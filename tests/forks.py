@@ -152,8 +152,7 @@ class Teller:
         self._config, self._link = config, link
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
-        self._link.send(("report", data))
+        self._link.send(("report", self._config.hook.pytest_report_to_serializable(config=self._config, report=report)))
 
 
 def _work(session: pytest.Session, number: int, link: Connection) -> None:

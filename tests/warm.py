@@ -381,8 +381,7 @@ def _forget_parent(files: tuple[int, int, int], keep: tuple[int, ...]) -> None:
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 3) if fd >= 0 else fd for fd in files]
-    for at, fd in enumerate(high):
+    for at, fd in enumerate([fcntl.fcntl(fd, fcntl.F_DUPFD, 3) if fd >= 0 else fd for fd in files]):
         if fd >= 0:
             os.dup2(fd, at)
     for fd in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:

@@ -534,8 +534,7 @@ class Running:
         if name == "slurmd":
             inject(self._box(), "stop-slurmd", which)  # noted, so that it is started again
             return
-        module = {"rank": RANK, "agent": AGENT, "driver": DRIVER}[name]
-        found = self._found(module)
+        found = self._found({"rank": RANK, "agent": AGENT, "driver": DRIVER}[name])
         if name == "rank":
             found = [p for p in found if _variable(p, "RANK") == str(self._case.rank)]
         elif which:

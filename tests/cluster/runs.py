@@ -106,8 +106,7 @@ class Submitted:
         write(shared, spec)
         self.out = shared / "out.txt"
         output = {"stdout": self.out.open("w"), "stderr": subprocess.STDOUT}
-        command = [*ALLRANKS, "run", "spec.yaml"]
-        self.process = subprocess.Popen(command, cwd=shared, start_new_session=True, **output)
+        self.process = subprocess.Popen([*ALLRANKS, "run", "spec.yaml"], cwd=shared, start_new_session=True, **output)
         until(lambda: (shared / "runs").is_dir() and any((shared / "runs").iterdir()))
         self.run = RunDir(next((shared / "runs").iterdir()))
 

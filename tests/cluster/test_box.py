@@ -168,15 +168,13 @@ def test_kill_rank_ends_that_rank_and_no_other(box: Box, shared: Path) -> None:
         return [pid for pid, name in names.items() if name == "sleep"]
 
     wait_for(lambda: sum(len(sleepers(node)) for node in box.node_names) == 6)
-    stopped = inject(box, "kill-rank", rank="5", signal="STOP")
-    assert stopped.detail["nodes"] == "n3"
+    assert inject(box, "kill-rank", rank="5", signal="STOP").detail["nodes"] == "n3"
     states = [processes.status(pid)["State"][0] for node in box.node_names for pid in sleepers(node)]
     assert sorted(states) == ["S"] * 5 + ["T"]
     done = cli("fault", "kill-rank", "3", "--job", job)
     assert done.returncode == 0, done.stderr
     wait_state(box, job, "FAILED", timeout_s=30)
-    output = (shared / f"out-{job}").read_text()
-    assert "n2: task 3: Killed" in output
+    assert "n2: task 3: Killed" in (shared / f"out-{job}").read_text()
     with pytest.raises(RequestError, match="No process of rank 3"):
         inject(box, "kill-rank", rank="3", job=job)
 
@@ -249,12 +247,10 @@ def test_a_slow_link_is_slow_in_both_directions(box: Box) -> None:
 def test_a_full_disk_takes_nothing_more_and_costs_no_memory(box: Box, shared: Path) -> None:
     on(box, "n1", "sh", "-c", "echo kept > /tmp/kept")
     with injected(box, "fill-disk", "n1"):
-        full = box.run(["sh", "-c", "head -c 100000 /dev/zero > /tmp/more"], node="n1", cwd="/")
-        assert full.returncode != 0
+        assert box.run(["sh", "-c", "head -c 100000 /dev/zero > /tmp/more"], node="n1", cwd="/").returncode != 0
         assert on(box, "n1", "cat", "/tmp/kept") == "kept"
         assert on(box, "n2", "sh", "-c", "echo x > /tmp/x && cat /tmp/x") == "x"
-        used = int(on(box, "n1", "df", "--output=used", "/tmp").split()[-1])
-        assert used < 2048
+        assert int(on(box, "n1", "df", "--output=used", "/tmp").split()[-1]) < 2048
     on(box, "n1", "sh", "-c", "head -c 5000000 /dev/zero > /tmp/more")
     with injected(box, "fill-disk", "n1", path="/dev/shm", leave_kb="64"):
         on(box, "n1", "sh", "-c", "head -c 50000 /dev/zero > /dev/shm/a")
@@ -294,8 +290,7 @@ def test_the_command_line_notes_and_heals(box: Box) -> None:
     again = cli("fault", "cut-link", "n3")
     assert again.returncode == 2 and "already active" in again.stderr
     assert cli("fault", "wrong-clock", "n1", "soon").returncode == 2
-    healed = cli("fault", "heal")
-    assert healed.stderr.splitlines() == ["healed: cut-link n3", "healed: wrong-clock n1"]
+    assert cli("fault", "heal").stderr.splitlines() == ["healed: cut-link n3", "healed: wrong-clock n1"]
     assert "No active faults" in cli("fault", "heal").stderr
     with pytest.raises(RequestError, match="Did you mean cut-link"):
         inject(box, "cut-lnk", "n1")

@@ -33,8 +33,7 @@ def the_report(run_dir: RunDir, out: str) -> dict[str, Any]:
     assert found is not None, out + log_of(run_dir)
     print(found["sentence"], round(found["judged"] - found["alarm"]["since"], 2))
     assert 0 < found["judged"] - (found["alarm"]["since"] + found["alarm"]["limit_s"]) < WITHIN_S
-    evidence = [read_json(run_dir.hang_node(1, n)) for n in range(3)]
-    assert [e["host"] for e in evidence] == ["n1", "n2", "n3"]
+    assert [e["host"] for e in [read_json(run_dir.hang_node(1, n)) for n in range(3)]] == ["n1", "n2", "n3"]
     return found
 
 
@@ -59,8 +58,7 @@ def test_a_stopped_process_is_named_by_its_state(box: Box, shared: Path) -> None
     job.until_step(8)
     inject(box, "kill-rank", rank="1", signal="STOP")
     out = job.ends(1, 90)
-    report = the_report(job.run, out)
-    assert [(f["rank"], f["host"]) for f in report["stalled"]] == [(1, "n2")]
+    assert [(f["rank"], f["host"]) for f in the_report(job.run, out)["stalled"]] == [(1, "n2")]
     assert "stopped by a signal" in out
     assert not queue(box)
 

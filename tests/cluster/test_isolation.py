@@ -156,8 +156,7 @@ def test_a_run_on_two_nodes_listens_on_its_network_alone_and_keeps_its_token(box
     for name, found in seen.items():
         assert found["listen"], f"the rank of {name} listens"
         assert {address for address, _ in found["listen"]} <= {addresses[name], "127.0.0.1"}, found["listen"]
-    ports = {port for address, port in seen["n1"]["listen"] if address == addresses["n1"]}
-    assert place["port"] in ports, "the store"
+    assert place["port"] in {port for address, port in seen["n1"]["listen"] if address == addresses["n1"]}, "the store"
     guessed = {rendezvous_port(number + end, attempt=n) for end in ("", ".0") for n in range(PORT_CANDIDATES)}
     assert place["port"] not in guessed
     (store,) = {text for found in seen.values() for text in found["stores"] if text}
@@ -211,8 +210,7 @@ def test_a_secret_reaches_the_ranks_and_no_file(box: Box, shared: Path) -> None:
     digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in {**SECRETS, "PLAIN": "seen"}.items()}
     digests["ARGS"] = hashlib.sha256(json.dumps(ARGUMENTS).encode()).hexdigest()
     for path in job.run.rank_logs(1).values():
-        said = dict(line.split() for line in path.read_text().splitlines() if line.split()[0] in digests)
-        assert said == digests
+        assert dict(line.split() for line in path.read_text().splitlines() if line.split()[0] in digests) == digests
     files = [path for path in job.run.root.rglob("*") if path.is_file()]
     assert len(files) > 10
     assert not [path for path in [job.run.root, *job.run.root.rglob("*")] if path.stat().st_mode & 0o077]

@@ -91,8 +91,7 @@ def test_a_node_that_others_cannot_connect_to_is_named_with_the_direction(box: B
 @pytest.mark.parametrize("peers", [1, 2])
 def test_a_firewall_between_nodes_is_refused_before_any_rank_waits(box: Box, spec: Path, peers: int) -> None:
     """What n3 sends to n1 is dropped: that link is cut, and n2 not to blame; or what it sends to both others: it is."""
-    routes = [["route", "blackhole", f"{node.address}/32"] for node in box.plan.nodes[:peers]]
-    with ruled(box, "n3", *routes):
+    with ruled(box, "n3", *[["route", "blackhole", f"{node.address}/32"] for node in box.plan.nodes[:peers]]):
         done, document, bad = examined(spec, "--set", "cluster.nodes=3")
     alone = {"n3.reach": "UNREACHABLE(n1,n2)"}
     assert done.returncode == 1

@@ -81,8 +81,7 @@ def training(
 ) -> Submitted:
     train, checkpoint = {"max_steps": steps, "lr": 1e-3}, {"mode": "full", "every": every}
     cluster = {"nodes": nodes, "slurm": slurm, "env": {"OMP_NUM_THREADS": "1", **(SLOW if nodes == 1 else {})}}
-    spec = spec_in(shared, cluster=cluster, train=train, checkpoint=checkpoint)
-    return Submitted(shared, {**spec, "name": name})
+    return Submitted(shared, {**spec_in(shared, cluster=cluster, train=train, checkpoint=checkpoint), "name": name})
 
 
 def preempt(box: Box, shared: Path, seconds: int = 3) -> str:

@@ -190,8 +190,7 @@ def test_both_find_the_same_on_the_nodes(box: Box, shared: Path, fault: str) -> 
         assert failed == expected, (failed, done.stderr)
     assert examined.returncode == (1 if wanted else 0)
     assert document["starts"] == (done.returncode == 0), done.stdout + done.stderr
-    said = json.dumps(document) if document["starts"] else done.stderr
-    assert cure.format(shared=shared) in said
+    assert cure.format(shared=shared) in (json.dumps(document) if document["starts"] else done.stderr)
 
 
 OWN = """

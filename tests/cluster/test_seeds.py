@@ -127,8 +127,7 @@ def test_fsdp_lora_of_a_mixture_of_experts_on_two_nodes(box: Box, shared: Path) 
     metrics = read_json(run_dir.metrics)
     assert (metrics["world_size"], metrics["nodes"], metrics["strategy"]) == (2, 2, "pytorch_zero3")
     assert metrics["sync_proof"]["weights_equal"] and metrics["sync_proof"]["data_disjoint"]
-    events = list(read_events(run_dir.events_of(0)))
-    evals = [e for e in events if e["event"] == "eval"]
+    evals = [e for e in read_events(run_dir.events_of(0)) if e["event"] == "eval"]
     assert [e["step"] for e in evals] == [4, 8, metrics["steps"]]
     assert {(e["rows"], e["targets"]) for e in evals} == {(40, evals[0]["targets"])}
     assert evals[-1]["loss"] < evals[0]["loss"] and metrics["train_loss_last"] < metrics["train_loss_first"]

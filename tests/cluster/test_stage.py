@@ -45,8 +45,7 @@ def job(box: Box, *nodes: str) -> Iterator[Allocation]:
     """A running job, as seen from the login side."""
     names = nodes or tuple(box.node_names)
     request = ["salloc", "--no-shell", f"--nodelist={','.join(names)}", "--ntasks-per-node=1", "--mem=100"]
-    done = box.run([*request, f"--nodes={len(names)}"], cwd="/")
-    number = done.stderr.split("job allocation ")[1].split()[0]
+    number = box.run([*request, f"--nodes={len(names)}"], cwd="/").stderr.split("job allocation ")[1].split()[0]
     yield Allocation(job_id=number, nodes=names, cluster=box.name, prefix=tuple(box.command_prefix("/")))
     box.run(["scancel", number], cwd="/")
 
@@ -58,8 +57,7 @@ def left(box: Box, node: str) -> list[str]:
 
 def contents(box: Box, stage: NodeStage) -> list[str]:
     """What is in a job's folder besides marks: no archive may be left."""
-    names = on(box, stage.node, "ls", str(stage.folder)).split()
-    return [name for name in names if not name.startswith("on.")]
+    return [name for name in on(box, stage.node, "ls", str(stage.folder)).split() if not name.startswith("on.")]
 
 
 def run_on(box: Box, allocation: Allocation, node: str, *command: str) -> str:
@@ -114,8 +112,7 @@ def test_folders_and_patterns_of_data_reach_the_node_that_lacks_them(box: Box, s
     spec["data"] = {"sources": sources, "max_length": 64}
     with injected(box, "hide-folder", "n2", path=str(shared / "data")):
         _, run_dir = succeeded(shared, spec)
-        nodes = read_json(run_dir.stage)["nodes"]
-        kept = {n["node"]: [p["name"] for p in n["parts"] if p["staged"]] for n in nodes}
+        kept = {n["node"]: [p["name"] for p in n["parts"] if p["staged"]] for n in read_json(run_dir.stage)["nodes"]}
         assert kept == {"n1": [], "n2": ["data-1", "data-2", "eval-data"]}
         spec["cluster"]["stage"] = "never"
         never, _ = run(shared, spec)

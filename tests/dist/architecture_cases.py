@@ -43,8 +43,7 @@ def architecture(folder: str, kind: str) -> dict[str, Any]:
     gc.collect()
     for adapter in ("lora", "none"):
         run = trained(root, kind, adapter)
-        events = list(read_events(run.events_of(0)))
-        said = [e["loss"] for e in events if e["event"] == "eval"]
+        said = [e["loss"] for e in read_events(run.events_of(0)) if e["event"] == "eval"]
         plain = plain_loss(root, run, adapter, classifier=classifier)
         found[adapter] = {"said": said, "plain": plain, **untrained(run, adapter)}
     return found
@@ -141,8 +140,7 @@ def _row_loss(model: Any, held: TokenSet, row: int, *, classifier: bool) -> tupl
     if classifier:
         return float(F.cross_entropy(logits, torch.tensor(int(held.labels[row])))), 1
     wanted = torch.from_numpy(held.mask[part].astype(bool))[1:]
-    each = F.cross_entropy(logits[:-1], ids[0, 1:], reduction="none")[wanted]
-    return float(each.sum()), int(wanted.sum())
+    return float(F.cross_entropy(logits[:-1], ids[0, 1:], reduction="none")[wanted].sum()), int(wanted.sum())
 
 
 def untrained(run: RunDir, adapter: str) -> dict[str, Any]:

@@ -38,8 +38,7 @@ def loaded(world: DistContext, args: dict[str, Any], name: str) -> tuple[Any, An
     spec = ModelSpec(name=args["model"], config=args.get("config", {}))
     how = {"dtype": args.get("dtype", "float32"), "labels": {}, "seed": 1}
     model, filler = load_model(world, spec, tokenizer, **how)
-    adapter = ADAPTER if args.get("lora") else NONE
-    model = add_adapter(model, adapter, classifier=False, base="b", seed=1)
+    model = add_adapter(model, ADAPTER if args.get("lora") else NONE, classifier=False, base="b", seed=1)
     published = repr(plan_published_files(model, world.size))
     module = LossModel(model, classifier=False)
     digest, done = set_up_strategy(strategy, filler, module, model, adamw(TrainSpec()), world.group, 1.0)

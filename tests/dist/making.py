@@ -282,8 +282,7 @@ def go_on(
 ) -> None:  # fmt: skip
     """Train some steps. Ranks have their own random numbers, or all those of one of them."""
     warm_up(strategy, world, tokens, how)
-    name = strategy.named_here
-    run_steps(name, strategy, world, tokens, how, folder, last, first=first, seed_of_rank=seed_of_rank)
+    run_steps(strategy.named_here, strategy, world, tokens, how, folder, last, first=first, seed_of_rank=seed_of_rank)
 
 
 def whole_state(strategy: Any, world: DistContext) -> dict[str, torch.Tensor]:
@@ -331,8 +330,7 @@ def main(known: dict[str, Any]) -> None:
     world = world_of()
     plants.plant(args.get("plant") or "", world)
     try:
-        value = known[case](world, args)
-        result.write_text(json.dumps(value))
+        result.write_text(json.dumps(known[case](world, args)))
         dist.barrier()
     finally:
         leave_process_group()

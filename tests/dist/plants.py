@@ -245,8 +245,7 @@ def _first_weights(world: Any, usual: Any, self: Any) -> Any:
 
 def _exchanged_moments(world: Any, usual: Any, ranges: Any, stored: Any) -> Any:
     out = usual(ranges, stored)
-    at = [i for i, s in enumerate(out) if s.key.endswith("/exp_avg")]
-    for i, j in itertools.pairwise(at):
+    for i, j in itertools.pairwise([i for i, s in enumerate(out) if s.key.endswith("/exp_avg")]):
         if out[i].numel == out[j].numel:
             out[i], out[j] = replace(out[i], key=out[j].key), replace(out[j], key=out[i].key)
     return out

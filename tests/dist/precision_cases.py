@@ -66,8 +66,7 @@ def distance(update: Weights, exact: Weights) -> float:
     """The relative L2 distance of all but the elements that are furthest away."""
     assert update.keys() == exact.keys()
     off = torch.cat([(update[n].double() - exact[n]).square().flatten() for n in exact]).sort().values
-    kept = off[: len(off) - int(CHANCE * len(off))]
-    return float(kept.sum() / sum(e.square().sum() for e in exact.values())) ** 0.5
+    return float(off[: len(off) - int(CHANCE * len(off))].sum() / sum(e.square().sum() for e in exact.values())) ** 0.5
 
 
 def _trained(name: str, world: DistContext, tokens: Any, how: dict[str, Any], folder: Path) -> list[Weights]:

@@ -51,8 +51,7 @@ def test_it_ends_on_all_ranks_with_the_best_kept(early: Any) -> None:
     end = best + 2 * PATIENCE
     assert best >= 2 and list(losses) == list(range(2, end + 1, 2))
     for rank in (0, 1):
-        steps = [e["step"] for e in read_events(run.events_of(rank)) if e["event"] == "step"]
-        assert steps[-1] == end, rank
+        assert [e["step"] for e in read_events(run.events_of(rank)) if e["event"] == "step"][-1] == end, rank
     metrics = read_json(run.metrics)
     assert metrics["status"] == "succeeded" and metrics["steps"] == end
     assert (metrics["best_step"], metrics["best_eval_loss"]) == (best, losses[best])
@@ -66,8 +65,7 @@ def test_a_resume_continues_the_count_and_an_ended_run_is_not_resumed(early: Any
     """The first attempt ends within the patience: without its evaluations, the second would train longer."""
     folder, _, whole = early
     expected = losses_of(whole)
-    cut = max(expected) - 2
-    _, run = train(tmp_path, spec_of(tmp_path, cut), code=0)
+    _, run = train(tmp_path, spec_of(tmp_path, max(expected) - 2), code=0)
     allranks("resume", run.name, "--set", "train.max_steps=200", cwd=tmp_path, code=0)
     assert losses_of(run) == expected and run.checkpoint_steps() == whole.checkpoint_steps()
     assert run.best_checkpoint.read_text() == whole.best_checkpoint.read_text()
@@ -96,8 +94,7 @@ def test_the_best_is_exported(early: Any, tmp_path: Path) -> None:
 
 
 def replies(run: RunDir, cwd: Path, *words: str, stdin: str = "") -> Any:
-    done = allranks("generate", run.name, "--json", *words, cwd=cwd, stdin=stdin, code=0)
-    return json.loads(done.stdout)
+    return json.loads(allranks("generate", run.name, "--json", *words, cwd=cwd, stdin=stdin, code=0).stdout)
 
 
 def test_replies_are_those_of_the_evaluation(early: Any) -> None:

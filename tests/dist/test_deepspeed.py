@@ -74,8 +74,7 @@ def test_an_adapter_of_which_one_ranks_part_was_saved_would_be_seen(tmp_path: Pa
 
 
 def parity(tmp_path: Path, variants: list[str], **more: Any) -> list[dict[str, Any]]:
-    pairs = [("deepspeed_zero3", v) for v in variants]
-    return run_ranks("parities", 2, tmp_path, 240, pairs=pairs, **more)[0]
+    return run_ranks("parities", 2, tmp_path, 240, pairs=[("deepspeed_zero3", v) for v in variants], **more)[0]
 
 
 def test_lora_in_blocks_that_are_gathered_as_a_whole_equals_one_process(tmp_path: Path) -> None:

@@ -85,8 +85,7 @@ def test_every_verb_that_writes(disk: Path, tmp_path: Path, rows_file: Path, ver
 
 def test_a_closed_or_full_standard_output_does_not_end_a_run(tmp_path: Path, rows_file: Path) -> None:
     """The reader of the pipe ends at once; the run goes on, and its exit code is that of the training."""
-    path = write_spec(tmp_path, tiny_spec(rows_file, tmp_path))
-    command = [*ALLRANKS, "run", str(path)]
+    command = [*ALLRANKS, "run", str(write_spec(tmp_path, tiny_spec(rows_file, tmp_path)))]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()

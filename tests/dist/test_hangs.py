@@ -115,8 +115,7 @@ def test_a_stopped_process_is_named_by_its_state(endless: Background) -> None:
     os.kill(endless.pid_of(1), signal.SIGSTOP)
     code, out = endless.wait()
     assert code == 1
-    report = the_report(endless.run)
-    assert [f["rank"] for f in report["stalled"]] == [1]
+    assert [f["rank"] for f in the_report(endless.run)["stalled"]] == [1]
     assert "stopped by a signal (SIGSTOP or SIGTSTP)" in out
 
 
@@ -137,8 +136,7 @@ def test_slow_steps_a_long_evaluation_and_a_long_checkpoint_are_no_hang(
     tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     plant(monkeypatch, "slow_everywhere:1:-6", seconds=2.5)
-    slow = spec(tmp_path, train={"max_steps": 9}, eval={"every": 7}, checkpoint={"every": 8})
-    _, run = train(tmp_path, slow, code=0)
+    _, run = train(tmp_path, spec(tmp_path, train={"max_steps": 9}, eval={"every": 7}, checkpoint={"every": 8}), code=0)
     assert not run.hang(1).exists() and sum(e["step_time_s"] > 2 for e in step_events(run, 1)) >= 3
 
 

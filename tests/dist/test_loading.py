@@ -159,8 +159,7 @@ def test_tied_weights_fused_experts_and_other_dtypes(dtype: str, tmp_path: Path)
         mixed = family == "glm4_moe" and dtype == "bfloat16"
         names = ["pytorch_zero3", "zero3", "pytorch_ddp", *([] if mixed else ["deepspeed_zero3"])]
         folder = saved(tmp_path / family, family, "bfloat16", **config)
-        found = loads(2, tmp_path, model=folder, names=names, dtype=dtype)
-        check(found, names, 2)
+        check(loads(2, tmp_path, model=folder, names=names, dtype=dtype), names, 2)
 
 
 def with_experts(folder: Path, family: str, **how: Any) -> Path:
@@ -187,22 +186,19 @@ def test_experts_that_the_files_hold_separately_are_sent_by_rank_0(lora: bool, t
 def test_a_config_gives_what_one_process_draws(tmp_path: Path) -> None:
     names = [*PARTS, *WHOLE]
     for lora in (False, True):
-        found = loads(2, tmp_path, model="tiny:mistral", config=CONFIG, names=names, lora=lora)
-        check(found, names, 2)
+        check(loads(2, tmp_path, model="tiny:mistral", config=CONFIG, names=names, lora=lora), names, 2)
 
 
 @pytest.mark.parametrize("bug", ["dropped", "other_rows"])
 def test_a_part_that_went_astray_is_seen(bug: str, tmp_path: Path) -> None:
-    folder = saved(tmp_path / "model")
-    found = loads(2, tmp_path, model=folder, names=["pytorch_zero3"], plant=bug, unseen=1)
+    found = loads(2, tmp_path, model=saved(tmp_path / "model"), names=["pytorch_zero3"], plant=bug, unseen=1)
     assert all("differ from those that rank 0 read" in f["pytorch_zero3"]["error"] for f in found), found
     assert all(f["pytorch_zero3"]["exit_code"] == 1 for f in found)
 
 
 def test_all_ranks_refuse_damaged_files(tmp_path: Path) -> None:
     folder = saved(tmp_path / "model")
-    index = json.loads((folder / "model.safetensors.index.json").read_text())
-    file = folder / index["weight_map"]["model.norm.weight"]
+    file = folder / json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]["model.norm.weight"]
     file.write_bytes(file.read_bytes()[:-1])
     for name in ("zero3", "pytorch_ddp"):
         found = run_ranks("refusal", 2, tmp_path, limit_s=240, module="loads", model=folder, name=name)

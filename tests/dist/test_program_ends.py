@@ -57,8 +57,7 @@ def test_the_traceback_of_a_program_begins_in_the_program(tmp_path: Path) -> Non
 
 
 def test_a_program_that_python_cannot_read_starts_no_rank(tmp_path: Path) -> None:
-    spec = write_spec(tmp_path, program_spec(tmp_path, "a = (\n"))
-    done = allranks("run", str(spec), cwd=tmp_path, code=2)
+    done = allranks("run", str(write_spec(tmp_path, program_spec(tmp_path, "a = (\n"))), cwd=tmp_path, code=2)
     assert "program.py: line 1: '(' was never closed" in done.stderr and not (tmp_path / "runs").exists()
 
 

@@ -66,8 +66,7 @@ def end_of(tmp_path: Path, name: str, fault: str = "", **more: Any) -> tuple[Any
     if fault:
         plant(folder, fault)
     done, run = train(tmp_path, spec, limit_s=600)  # DeepSpeed builds an operation at its first use
-    told = json.loads(allranks("diagnose", "--json", str(run.root), cwd=tmp_path).stdout)
-    return done, run, told["findings"]
+    return done, run, json.loads(allranks("diagnose", "--json", str(run.root), cwd=tmp_path).stdout)["findings"]
 
 
 @pytest.mark.full
@@ -99,8 +98,7 @@ def test_a_fault_on_one_rank_is_named_by_rank_and_reason(tmp_path: Path, name: s
 
 def test_a_loss_that_becomes_nan_is_named_with_its_step(tmp_path: Path) -> None:
     """The program does not notice and ends with 0. Gradients are averaged, so no rank can be named."""
-    fault = "raw_model.lm_head.weight.data.fill_(float('nan'))"
-    done, run, (first, *others) = end_of(tmp_path, "nanogpt", fault)
+    done, run, (first, *others) = end_of(tmp_path, "nanogpt", "raw_model.lm_head.weight.data.fill_(float('nan'))")
     assert done.returncode == 0, done.stdout + done.stderr
     warning = "all 2 ranks succeeded, but the loss is not finite (NaN or infinite) from step 10 on, as the output of"
     assert f"{warning} rank 0 says" in " ".join(done.stderr.split())

@@ -12,8 +12,7 @@ from tests.dist.variants import FAMILIES, FSDP2, ONLY, REFUSED, REPLICATED, SLOW
 
 
 def test_proof_of_ranks_that_are_one_job(tmp_path: Path) -> None:
-    results = run_ranks("proof", 2, tmp_path, fault=None)
-    assert len({r["hash"] for r in results}) == 1
+    assert len({r["hash"] for r in run_ranks("proof", 2, tmp_path, fault=None)}) == 1
 
 
 @pytest.mark.parametrize(
@@ -149,8 +148,7 @@ def test_compiled_blocks_give_the_same_weights(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("world", [2, 3])
 def test_every_strategy_in_every_variant(tmp_path: Path, world: int) -> None:
-    pairs = [(n, v) for n in STRATEGIES for v in VARIANTS if applies(n, v) and v not in SLOW]
-    check_parities(tmp_path, world, pairs)
+    check_parities(tmp_path, world, [(n, v) for n in STRATEGIES for v in VARIANTS if applies(n, v) and v not in SLOW])
 
 
 SEVERAL_NODES = [("pytorch_zero3", "replicated_accumulation"), ("pytorch_zero2", "replicated_lora_sharded")]
@@ -233,8 +231,7 @@ def test_collectives_are_those_of_the_formula(tmp_path: Path) -> None:
     [("adapters_averaged_in_each_micro_step", "all_reduce"), ("adapters_not_averaged", "0 calls of 0 bytes")],
 )
 def test_collectives_that_the_formula_does_not_say_are_caught(tmp_path: Path, plant: str, says: str) -> None:
-    pairs = [("pytorch_zero3", "lora_whole")]
-    for (one,) in run_ranks("mechanism", 2, tmp_path, pairs=pairs, plant=plant):
+    for (one,) in run_ranks("mechanism", 2, tmp_path, pairs=[("pytorch_zero3", "lora_whole")], plant=plant):
         assert says in (one["problem"] or ""), one
 
 

@@ -140,8 +140,7 @@ if attempt == "0":
 
 @pytest.mark.parametrize("killed", ["rank", "agent"])
 def test_nodes_started_by_hand_start_again_unless_one_is_gone(tmp_path: Path, killed: str) -> None:
-    program = BY_HAND.format(killed=killed)
-    with started(tmp_path, program=program, restarts={"max": 1}) as (launcher, agents, out):
+    with started(tmp_path, program=BY_HAND.format(killed=killed), restarts={"max": 1}) as (launcher, agents, out):
         if killed == "agent":
             logs = partial(tmp_path.glob, "runs/*/logs/attempt-1/*rank1.log")
             until(lambda: any("attempt 0" in log.read_text() for log in logs()), limit_s=60)

@@ -90,8 +90,7 @@ def test_verbs_on_a_finished_run(finished: Any) -> None:
     assert run.report.exists()
     allranks("logs", run.name, "--rank", "7", cwd=folder, code=2)
     allranks("report", "nosuch", cwd=folder, code=2)
-    done = allranks("resume", run.name, cwd=folder, code=2)
-    assert "has done its 8 steps" in done.stderr
+    assert "has done its 8 steps" in allranks("resume", run.name, cwd=folder, code=2).stderr
 
 
 def test_a_damaged_checkpoint_is_passed_over_by_name(finished: Any) -> None:
@@ -121,8 +120,7 @@ def test_what_only_the_ranks_can_find_is_said_as_clearly(
     tmp_path: Path, rows_file: Path, change: Any, code: int, words: str
 ) -> None:
     """Some of it is found before there is a run folder."""
-    spec = write_spec(tmp_path, tiny_spec(rows_file, tmp_path, **change))
-    done = allranks("run", str(spec), cwd=tmp_path, code=code)
+    done = allranks("run", str(write_spec(tmp_path, tiny_spec(rows_file, tmp_path, **change))), cwd=tmp_path, code=code)
     assert words in done.stderr and "Traceback" not in done.stderr + done.stdout
 
 

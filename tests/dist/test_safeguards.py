@@ -71,8 +71,7 @@ def test_ranks_save_together_after_a_time(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_flipped_bit_is_found_named_and_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     saves = {"every": 6, "mode": "full", "async": False}  # on the disk before the weights are found to differ
     more: dict[str, Any] = {"observe": {"verify_every": 4}, "checkpoint": saves}
-    cluster = {"procs_per_node": 3, "restarts": {"max": 3}}
-    spec = rows_spec(tmp_path, train={"max_steps": 12}, cluster=cluster, **more)
+    spec = rows_spec(tmp_path, train={"max_steps": 12}, cluster={"procs_per_node": 3, "restarts": {"max": 3}}, **more)
     _, undisturbed = train(tmp_path, spec, code=0)
     assert [e["step"] for e in read_events(undisturbed.events_of(0)) if e["event"] == "verify"] == [4, 6, 8, 12]
     stall_ranks(monkeypatch, f"flip_{what}_weight:1:1")

@@ -15,8 +15,7 @@ SEEDS = REPO / "examples" / "seeds"
 
 
 def run_twin(tmp_path: Path, twin: str) -> RunDir:
-    words = ["--set", f"cluster.cache={tmp_path}/cache"]
-    allranks("run", str(SEEDS / f"{twin}.yaml"), *words, cwd=tmp_path, code=0)
+    allranks("run", str(SEEDS / f"{twin}.yaml"), "--set", f"cluster.cache={tmp_path}/cache", cwd=tmp_path, code=0)
     return RunDir(folders(tmp_path)[-1])
 
 

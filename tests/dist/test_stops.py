@@ -116,8 +116,7 @@ TRAINER = {"strategy": {"name": "hf_trainer"}, "checkpoint": {"mode": "full", "e
 @pytest.mark.parametrize("more", [{"cluster": {"procs_per_node": 1}}, pytest.param(TRAINER, marks=pytest.mark.full)])
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(tmp_path: Path, more: Any) -> None:
     wild = {"max_steps": 20, "lr": 1e30, "schedule": "constant", "max_grad_norm": None}
-    spec = rows_spec(tmp_path, train=wild, **more)
-    done, run = train(tmp_path, {**spec, "adapter": {"type": "none"}}, code=1)
+    done, run = train(tmp_path, {**rows_spec(tmp_path, train=wild, **more), "adapter": {"type": "none"}}, code=1)
     for words in ("not finite", "rank 0", "step 2"):
         assert words in done.stderr
     assert "Traceback" not in done.stderr + done.stdout and run.checkpoint_steps() == [1]

@@ -62,8 +62,7 @@ def keeps_a_word(store: Any) -> bool:
 def test_the_store_listens_on_its_address_only() -> None:
     with closing(TcpStoreServer("127.0.0.2", 0)) as server:
         assert listens(server.port) == {"127.0.0.2"}
-        store = client(server, "127.0.0.2")
-        assert keeps_a_word(store)
+        assert keeps_a_word(client(server, "127.0.0.2"))
         assert listens(server.port) == {"127.0.0.2"}, "torch opens no socket of its own"
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", server.port), timeout=5).close()
@@ -146,8 +145,7 @@ def test_the_folder_of_a_file_store_is_private_and_removed() -> None:
 
 def test_what_a_killed_agent_left_is_removed_and_nothing_of_others() -> None:
     pid = os.getpid()
-    mine = FileStoreFolder()
-    folder = Path(mine.environment[STORE_VARIABLE].partition(":")[2]).parent
+    folder = Path(FileStoreFolder().environment[STORE_VARIABLE].partition(":")[2]).parent
     for other in (int(f"{pid}0"), int(str(pid)[:-1] or "0")):  # other processes, whose numbers begin alike
         remove_leftover_stores(other)
         assert folder.exists()

@@ -27,8 +27,7 @@ def test_a_failed_point_does_not_end_a_sweep_that_then_continues(tmp_path: Path)
     (tmp_path / "mine.py").write_text(TRACKER)
     points = tmp_path / "points.txt"
     points.write_text("train.lr=1e9 train.max_grad_norm=1e30 train.max_steps=4\ntrain.lr=1e-3\n")
-    done = allranks("sweep", str(spec), "--list", str(points), "--json", cwd=tmp_path, code=1)
-    document = json.loads(done.stdout)
+    document = json.loads(allranks("sweep", str(spec), "--list", str(points), "--json", cwd=tmp_path, code=1).stdout)
     second, first = document["points"]
     assert (first["name"], second["name"]) == ("p1", "p2")
     assert first["status"] == "diverged" and second["status"] == "succeeded" and second["train_loss"]
@@ -37,8 +36,7 @@ def test_a_failed_point_does_not_end_a_sweep_that_then_continues(tmp_path: Path)
     (text,) = (path.read_text() for path in folder.glob("p2-*/mine.txt"))
     assert text.split() == [folder.name, "1", "2", "2", "succeeded"]  # the group; two steps and an evaluation
     before = {path: path.stat().st_mtime_ns for path in folder.glob("*/metrics.json")}
-    again = allranks("sweep", str(folder), "--json", cwd=tmp_path, code=1)
-    assert json.loads(again.stdout) == document
+    assert json.loads(allranks("sweep", str(folder), "--json", cwd=tmp_path, code=1).stdout) == document
     assert before == {path: path.stat().st_mtime_ns for path in folder.glob("*/metrics.json")}, "nothing is left to run"
     shown = allranks("sweep", str(folder), "--show", "--json", cwd=tmp_path, code=1)
     assert json.loads(shown.stdout)["points"] == document["points"] and (folder / "sweep.html").exists()

@@ -44,15 +44,13 @@ def test_ranks_get_torchruns_variables_and_only_rank_0_is_shown(
     torchrun(tmp_path, *line, "theirs", launcher=[sys.executable, "-m", "torch.distributed.run"])
     for rank in range(2):
         ours, theirs = (json.loads((tmp_path / f"{name}.{rank}").read_text()) for name in ("ours", "theirs"))
-        different = {name for name in theirs if ours.get(name) != theirs[name]}
-        assert different <= OF_ONE_START
+        assert {name for name in theirs if ours.get(name) != theirs[name]} <= OF_ONE_START
         assert ours.keys() >= OF_ONE_START
 
 
 def test_a_failed_rank_is_named_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "boom.py").write_text(BOOM)
-    words = ("--nproc_per_node", "2", "--tee=3", "--log-dir=logs", "boom.py")
-    done = allranks("torchrun", *words, cwd=tmp_path)
+    done = allranks("torchrun", "--nproc_per_node", "2", "--tee=3", "--log-dir=logs", "boom.py", cwd=tmp_path)
     assert done.returncode == 1
     assert "[default1]:[rank1]: KeyError: 'tokens_17'\n" in done.stdout
     verdict, folder = done.stderr.splitlines()

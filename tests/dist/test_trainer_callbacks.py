@@ -97,6 +97,5 @@ def test_callbacks_can_be_switched_off_and_never_raise(tmp_path: Path, monkeypat
     reporter.report(5, 0.5, None)  # the program's own reports count from now on
     callback.on_log(None, state, None, logs={"loss": 9.0})
     reporter.close()
-    written = [(e.get("step"), e.get("loss")) for e in read_events(tmp_path / "rank0.jsonl")]
-    assert written == [(1, None), (5, 0.5)]
+    assert [(e.get("step"), e.get("loss")) for e in read_events(tmp_path / "rank0.jsonl")] == [(1, None), (5, 0.5)]
     assert callback.__reduce__() == (trainer.TrainerCallback, ())  # in another process it does nothing

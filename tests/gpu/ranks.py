@@ -30,8 +30,7 @@ def join(device: torch.device, backend: str) -> DistContext:
     """A process group from torchrun's variables; all ranks use one device."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    bind = device if backend == "nccl" else None
-    dist.init_process_group(backend, timeout=timedelta(seconds=60), device_id=bind)
+    dist.init_process_group(backend, timeout=timedelta(seconds=60), device_id=device if backend == "nccl" else None)
     control = dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
     group = dist.group.WORLD
     assert group is not None and isinstance(control, dist.ProcessGroup)
@@ -58,8 +57,7 @@ def trained(name: str, world: DistContext, tokens: Any, variant: str, folder: Pa
     strategy.setup(module, adamw(TrainSpec(lr=LEARNING_RATE)), world.group, how.get("clip", 1.0))
     own = folder / f"events-{name}-{variant}"
     norms = [e["grad_norm"] for e in run_steps(name, strategy, world, tokens, how, own, STEPS)]
-    weights = strategy.weights(trained_only=True)
-    return {n: w.detach().cpu() for n, w in weights.items() if n in wanted}, norms
+    return {n: w.detach().cpu() for n, w in strategy.weights(trained_only=True).items() if n in wanted}, norms
 
 
 def compare(name: str, variant: str, world: DistContext, tokens: Any, folder: Path) -> dict[str, Any]:
@@ -78,8 +76,7 @@ def compare(name: str, variant: str, world: DistContext, tokens: Any, folder: Pa
 def main() -> None:
     """Every rank does every pair; rank 0 writes. A pair that fails is recorded, and the next one is tried."""
     results, args = Path(sys.argv[1]), json.loads(sys.argv[2])
-    device = torch.device("cpu") if args["device"] == "cpu" else torch.device("cuda", 0)
-    world = join(device, args["backend"])
+    world = join(torch.device("cpu") if args["device"] == "cpu" else torch.device("cuda", 0), args["backend"])
     tokens = tokens_of(results.parent / f"rows{world.rank}", 37)
     for name, variant in args["pairs"]:
         try:

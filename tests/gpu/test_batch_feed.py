@@ -29,8 +29,7 @@ def late(cycles: int = 2_000_000) -> None:
 
 def test_each_batch_has_its_own_values_when_the_device_comes_to_it(device: str) -> None:
     """Fails if memory of the host is filled again before its copy, or memory of the device before it was read."""
-    place = torch.device(device)
-    feed = BatchFeed(order(), make, place, 0, STEPS, ahead=True)
+    feed = BatchFeed(order(), make, torch.device(device), 0, STEPS, ahead=True)
     found, planned = [], []
     for step in range(STEPS):
         for rows in order().micro_batches(step):

@@ -40,8 +40,7 @@ def test_layers_compute_as_those_with_the_same_values(device: str, compiled: boo
         blocks.append(model.to(device).base_model.model.model.layers[0].mlp)
     x = torch.randn(2, 300, 256, device=device).bfloat16()
     wanted = run(blocks[0], x)
-    found = run(torch.compile(blocks[1]) if compiled else blocks[1], x)
-    for a, b in zip(found, wanted, strict=True):
+    for a, b in zip(run(torch.compile(blocks[1]) if compiled else blocks[1], x), wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=0.05 if compiled else 0, atol=0.05 if compiled else 0)
 
 

@@ -134,8 +134,7 @@ def test_peak_memory_is_what_plan_says(form: str, cuda: str, tmp_path: Path) -> 
     wanted["train"]["micro_batch_size"] = 4
     for section, values in FORMS[form].items():
         wanted[section] = {**wanted.get(section, {}), **values} if section != "adapter" else values
-    planned = allranks("plan", str(write_spec(tmp_path, wanted)), "--json", cwd=tmp_path)
-    fit = json.loads(planned.stdout)["fit"]
+    fit = json.loads(allranks("plan", str(write_spec(tmp_path, wanted)), "--json", cwd=tmp_path).stdout)["fit"]
     (peak,) = [m for m in fit["moments"] if m["name"] == fit["peak"]]
     estimated = sum(peak["parts"].values()) - peak["parts"]["runtime"]
     measured = read_json(succeeded(tmp_path, wanted).metrics)["peak_memory_bytes"]

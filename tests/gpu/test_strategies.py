@@ -71,14 +71,12 @@ def attempt(results: Path, pairs: list[tuple[str, str]], world: int, device: str
             r.kill()
             r.wait()
     where = "" if started else "before the first pair: "
-    tails = [results.with_suffix(f".rank{r}.out").read_text()[-600:] for r in range(world)]
-    return where + " | ".join(tails)
+    return where + " | ".join([results.with_suffix(f".rank{r}.out").read_text()[-600:] for r in range(world)])
 
 
 @pytest.fixture(scope="module")
 def one_rank(device: str, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    backend = "nccl" if device == "cuda" else "gloo"
-    return run_pairs(tmp_path_factory.mktemp("one"), STRATEGIES, 1, device, backend)
+    return run_pairs(tmp_path_factory.mktemp("one"), STRATEGIES, 1, device, "nccl" if device == "cuda" else "gloo")
 
 
 @pytest.fixture(scope="module")

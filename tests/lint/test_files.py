@@ -78,8 +78,7 @@ def test_a_syntax_error_is_reported_with_or_without_shellcheck(
     assert any(f.id.startswith(("SC1", "shell-syntax")) for f in lint([path]).findings) == bool(line)
     which = shutil.which
     monkeypatch.setattr("shutil.which", lambda name, *args, **_: None if name == "shellcheck" else which(name, *args))
-    lines = [f.line for f in lint([path]).findings if f.id == "shell-syntax"]
-    assert lines == ([line] if line else [])
+    assert [f.line for f in lint([path]).findings if f.id == "shell-syntax"] == ([line] if line else [])
 
 
 SHELLCHECK = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
@@ -200,8 +199,7 @@ def test_severity_goes_by_the_case(tmp_path: Path) -> None:
         given = {f.id: f.severity for f in lint([tmp_path / "job.sbatch"], slurm_version=version).findings}
         assert given.get("cpus-not-inherited") == severity, version
     text = f"{head}#SBATCH --ntasks-per-node=8\nmodule load slurm/23.02.7\nsrun -K1 python -u x.py\n"
-    loaded = lint_text(tmp_path, text)
-    assert ("cpus-not-inherited", "warning") in [(f.id, f.severity) for f in loaded.findings]
+    assert ("cpus-not-inherited", "warning") in [(f.id, f.severity) for f in lint_text(tmp_path, text).findings]
 
 
 def test_what_one_file_says_in_two_ways_is_found_once(tmp_path: Path) -> None:
@@ -263,8 +261,7 @@ def test_what_is_not_repaired(tmp_path: Path) -> None:
     assert lint([latin]).findings and not plan_repairs(lint([latin]))
     path = tmp_path / "a.sh"
     path.write_text(TO_REPAIR)
-    report = lint([path])
-    (repair,) = plan_repairs(report)
+    (repair,) = plan_repairs(lint([path]))
     path.write_text(TO_REPAIR + "\n# changed\n")
     with pytest.raises(RequestError, match="has changed"):
         write_repair(repair)

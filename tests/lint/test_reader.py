@@ -104,8 +104,7 @@ def test_substitutions_are_read_where_they_stand() -> None:
 
 
 def test_a_variable_that_doubles_itself_ends() -> None:
-    text = "x=aaaaaaaaaa\n" + "x=$x$x\n" * 60 + "echo $x\n"
-    assert all(len(a.value) <= 20_000 for a in read(text).assignments)
+    assert all(len(a.value) <= 20_000 for a in read("x=aaaaaaaaaa\n" + "x=$x$x\n" * 60 + "echo $x\n").assignments)
 
 
 def test_truncated_text_is_told_with_its_place() -> None:

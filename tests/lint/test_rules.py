@@ -43,8 +43,7 @@ def test_the_example_of_the_page_is_reported_and_its_repair_is_not(tmp_path: Pat
     version = "22.05" if rule.id in WITH_VERSION else None
 
     def severities(fragment: str, name: str) -> set[str]:
-        report = lint_text(tmp_path, script_of(fragment), name, version)
-        return {f.severity for f in report.findings if f.id == rule.id}
+        return {f.severity for f in lint_text(tmp_path, script_of(fragment), name, version).findings if f.id == rule.id}
 
     before = severities(rule.bad, "bad.sbatch")
     assert before and not before & severities(rule.good, "good.sbatch")
@@ -107,7 +106,6 @@ def test_slurm_creates_folders_of_logs_since_23_02(
     version: str | None, more: str, expected: int, tmp_path: Path
 ) -> None:
     text = f"#!/bin/bash\n#SBATCH --time=1:00:00\n#SBATCH --output=logs/%j.out\n{more}python -u train.py\n"
-    report = lint_text(tmp_path, text, slurm_version=version)
-    assert [f.id for f in report.findings].count("output-folder") == expected
+    assert [f.id for f in lint_text(tmp_path, text, slurm_version=version).findings].count("output-folder") == expected
     (tmp_path / "logs").mkdir()
     assert more or "output-folder" not in [i for i, _ in found(lint_text(tmp_path, text, slurm_version=version))]

@@ -268,8 +268,7 @@ def test_spec_of_a_run_folder_is_bounded_in_its_report(tmp_path: Path) -> None:
 
 
 def test_ordinary_aliases_and_sizes_stay_allowed() -> None:
-    text = "a: &a [1, 2]\nb: *a\nc: {d: *a}\n"
-    assert parse_yaml(text, "x") == {"a": [1, 2], "b": [1, 2], "c": {"d": [1, 2]}}
+    assert parse_yaml("a: &a [1, 2]\nb: *a\nc: {d: *a}\n", "x") == {"a": [1, 2], "b": [1, 2], "c": {"d": [1, 2]}}
     count = (MAX_NODES - 10) // 2
     assert len(parse_yaml("\n".join(f"k{i}: 1" for i in range(count)), "x")) == count
     depth = MAX_DEPTH - 2

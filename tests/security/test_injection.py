@@ -56,8 +56,7 @@ def test_value_is_one_word_or_refused(tmp_path: Path, cluster: dict[str, Any], t
     options = [line for line in made.splitlines() if line.startswith("#SBATCH")]
     assert not any("--wrap" in line for line in options)
     assert "49" not in made.replace(str(tmp_path), "")
-    path = tmp_path / "job.sbatch"
-    path.write_text(made)
+    (tmp_path / "job.sbatch").write_text(made)
     (tmp_path / "run" / "logs").mkdir(parents=True)
     # the functions stand for the programs of a cluster; what remains is what the shell makes of the values
     stubs = "module() { :; }; conda() { :; }; eval() { :; }; source() { :; }; export -f module conda eval source; "
@@ -164,8 +163,7 @@ def test_page_of_a_comparison(text: str) -> None:
 
 @pytest.mark.parametrize("text", MARKUP)
 def test_page_of_a_climb(text: str) -> None:
-    made = ladder(_with(result(message=text), text))
-    assert watched(smoke_report.html_page(made)) == []
+    assert watched(smoke_report.html_page(ladder(_with(result(message=text), text)))) == []
 
 
 def _with(test: records.TestResult, text: str) -> records.TestResult:

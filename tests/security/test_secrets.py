@@ -124,8 +124,7 @@ def written(spec: dict[str, Any]) -> RunDir:
 def executed(tmp_path: Path, spec: dict[str, Any]) -> tuple[subprocess.CompletedProcess[str], RunDir]:
     """A whole run on this machine."""
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
-    done = verb("run", tmp_path / "spec.yaml")
-    return done, RunDir(next((tmp_path / "runs").iterdir()))
+    return verb("run", tmp_path / "spec.yaml"), RunDir(next((tmp_path / "runs").iterdir()))
 
 
 def verb(*words: object) -> subprocess.CompletedProcess[str]:

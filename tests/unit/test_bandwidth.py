@@ -77,8 +77,7 @@ def test_the_slow_pair_and_the_slow_node_are_named() -> None:
 
 @pytest.mark.parametrize("nodes", [16, 101])
 def test_a_logarithmic_number_of_rounds_names_the_slow_node(nodes: int) -> None:
-    rounds = rounds_of(nodes, 1)
-    first = [ranks for pairs in rounds[: math.ceil(math.log2(nodes))] for ranks in pairs]
+    first = [ranks for pairs in rounds_of(nodes, 1)[: math.ceil(math.log2(nodes))] for ranks in pairs]
     for slow in range(nodes):
         measured = [pair(a, b, 0.1 if slow in (a, b) else 0.001) for a, b in first]
         assert slow_node(measured, slow_pairs(measured)) == f"n{slow}"

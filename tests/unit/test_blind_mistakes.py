@@ -276,8 +276,7 @@ def test_b11_a_tokenizer_without_end_is_refused(tmp_path: Path) -> None:
 def test_b12_chats_for_a_tokenizer_without_chat_template_get_the_default_one(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "m")
     unlink(folder, "chat_template.jinja")
-    spec = text_spec(tmp_path, lines(CHATS), model={"name": str(folder), "config": {}})
-    data = prepared(spec)
+    data = prepared(text_spec(tmp_path, lines(CHATS), model={"name": str(folder), "config": {}}))
     assert data.facts.chat_template == "default"
     first = data.tokenizer.decode(data.train.ids[: data.train.offsets[1]])
     assert re.match(r"(<s>)?<\|user\|>\n.*\n<\|assistant\|>\n.*</s>$", first, re.DOTALL), first
@@ -329,8 +328,7 @@ def test_a_parquet_column_that_occurs_twice_is_refused_before_the_launch(tmp_pat
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pa.table([["a"], ["b"], ["c"]], names=["instruction", "output", "output"])
-    pq.write_table(table, tmp_path / "a.parquet")
+    pq.write_table(pa.table([["a"], ["b"], ["c"]], names=["instruction", "output", "output"]), tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"column 'output' occurs 2 times"):
         notes_of(tiny_spec(tmp_path / "a.parquet", tmp_path))
 
@@ -383,13 +381,11 @@ def test_flash_attention_would_mix_packed_rows(tmp_path: Path) -> None:
 
 
 def test_b30_rows_below_one_key_are_read(tmp_path: Path) -> None:
-    nested = prepared(text_spec(tmp_path, json.dumps({"version": 1, "data": ROWS}), "a.json"))
-    assert nested.facts.rows == len(ROWS)
+    assert prepared(text_spec(tmp_path, json.dumps({"version": 1, "data": ROWS}), "a.json")).facts.rows == len(ROWS)
 
 
 def test_b44_a_trained_classifier_keeps_the_order_of_its_classes(tmp_path: Path) -> None:
-    order = ["tech", "Sports", "politics", "arts"]
-    folder = model_folder(tmp_path / "m", classes=order)
+    folder = model_folder(tmp_path / "m", classes=["tech", "Sports", "politics", "arts"])
     facts = prepared(news_spec(tmp_path, model={"name": str(folder)}), classifier=True).facts
     assert facts.labels == {"tech": 0, "sports": 1, "politics": 2, "arts": 3}
     assert facts.warnings == []

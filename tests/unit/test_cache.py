@@ -52,8 +52,7 @@ def leftovers(folder: Path) -> list[str]:
 
 
 def test_eight_processes_build_once(tmp_path: Path) -> None:
-    processes = [start(tmp_path, 0.5) for _ in range(8)]
-    outputs = [p.communicate(timeout=60)[0].splitlines()[-1] for p in processes]
+    outputs = [p.communicate(timeout=60)[0].splitlines()[-1] for p in [start(tmp_path, 0.5) for _ in range(8)]]
     assert builds(tmp_path) == 1
     assert sorted(o.split()[0] for o in outputs).count("built") == 1
     assert all(o.endswith(" whole") for o in outputs)

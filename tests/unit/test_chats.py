@@ -290,8 +290,7 @@ def test_a_tokenizer_without_offsets(tmp_path: Path, joined: bool) -> None:
     """CTRL's is written in Python; its words end at white space: ``[A]It`` is one if the row is encoded at once."""
     from transformers import CTRLTokenizer
 
-    characters = sorted(set("".join(QUESTIONS + REPLIES) + "[UA]</s>") - {" "})
-    pieces = [p for c in characters for p in (c, f"{c}@@")] + ["It"]
+    pieces = [p for c in sorted(set("".join(QUESTIONS + REPLIES) + "[UA]</s>") - {" "}) for p in (c, f"{c}@@")] + ["It"]
     (tmp_path / "vocab.json").write_text(json.dumps({p: i for i, p in enumerate(["<unk>", *pieces])}))
     (tmp_path / "merges.txt").write_text("#version\nI t</w>\n")
     tokenizer = CTRLTokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"))

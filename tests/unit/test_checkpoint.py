@@ -58,14 +58,12 @@ def test_ranks_share_the_state_so_that_all_write_the_same(files: list[int], worl
     assert [s.offset for s in shares] == [sum(t.tensor.numel() for t in shares[:r]) for r in range(world)]
     published = [sum(files[r::world]) for r in range(world)]
     total = [p + s.tensor.numel() for p, s in zip(published, shares, strict=True)]
-    even = (sum(files) + numel) / world
-    if max(published) <= even:
+    if max(published) <= (sum(files) + numel) / world:
         assert max(total) - min(total) <= world + 1
 
 
 def test_a_layer_stays_in_one_file() -> None:
-    sizes = {f"model.layers.{i}.{part}": 10 for i in range(5) for part in ("up", "down", "gate")}
-    files = _shared_out(sizes, 4)
+    files = _shared_out({f"model.layers.{i}.{part}": 10 for i in range(5) for part in ("up", "down", "gate")}, 4)
     assert len(files) == 4
     home = {n: i for i, part in enumerate(files) for n in part}
     assert all(len({home[f"model.layers.{i}.{p}"] for p in ("up", "down", "gate")}) == 1 for i in range(5))
@@ -151,8 +149,7 @@ def test_a_restart_takes_the_newest_full_checkpoint(tmp_path: Path) -> None:
     spec = parse_spec({"model": {"name": "tiny:mistral"}, "data": {"source": "x"}})
     wanted = {"resume_step": 4, "inexact": False}
     assert resume_args(run, spec) == (wanted, [f"skipped: {skipped}", "resuming after step 4"])
-    failed = {"failure": {"id": "node_unhealthy"}, "message": "m"}
-    decided = decide_and_record(run, spec, 1, failed, [])
+    decided = decide_and_record(run, spec, 1, {"failure": {"id": "node_unhealthy"}, "message": "m"}, [])
     assert decided is not None and decided.resume_args(spec) == wanted
 
 
@@ -329,8 +326,7 @@ def test_each_of_two_copies_writes_half_and_all_is_read(tmp_path: Path) -> None:
     whole = torch.rand(11)
     for rank in range(4):
         low, high = (0, 6) if rank % 2 == 0 else (6, 11)
-        shard = TensorShard("model/w", 11, low, whole[low:high], copy=rank // 2, copies=2)
-        own = share_to_write(shard, rank, 4)
+        own = share_to_write(TensorShard("model/w", 11, low, whole[low:high], copy=rank // 2, copies=2), rank, 4)
         assert 2 <= own.tensor.numel() <= 3
         shards.write_parts([own], tmp_path / shards.shard_file(rank))
     back = torch.zeros(5)

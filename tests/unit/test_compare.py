@@ -411,8 +411,7 @@ def test_whatever_is_measured_no_sentence_has_an_impossible_figure(given_figures
     ]  # fmt: skip
     words = concluded(*rows)
     assert "nan" not in words and "inf" not in words.replace("information", "")
-    shares = [int(n) for n in re.findall(r"(\d+)% (?:of its|slower)", words)]
-    assert all(0 <= share <= 100 for share in shares), words
+    assert all(0 <= share <= 100 for share in [int(n) for n in re.findall(r"(\d+)% (?:of its|slower)", words)]), words
 
 
 STEPS = 60
@@ -492,8 +491,7 @@ def test_damaged_records_are_left_out() -> None:
 def test_a_host_of_which_a_rank_reports_nothing_is_not_judged() -> None:
     """That rank's CPU time would count as that of other processes."""
     ranks = {0: story(0, 0.02, 0.0, 0.5), 1: story(1, 0.02, 0.0, 0.5)}
-    hosts = {0: "n1", 1: "n1"}
-    assert load_of_hosts({0: load_records(ranks[0]), 1: []}, hosts) == []
+    assert load_of_hosts({0: load_records(ranks[0]), 1: []}, {0: "n1", 1: "n1"}) == []
     assert [m.host for m in loads_of_run(ranks)] == ["n1"]
     assert machine_notes({"machine_load": "x", "own_time": 3}) == []
 
@@ -521,8 +519,7 @@ def test_figures_are_of_the_undisturbed_repeats() -> None:
     known = gates.load_figures(found, "zero1")
     assert known["taken_share"] == pytest.approx(0.48, abs=0.03)
     assert known.items() >= {"repeats": 3, "counted": 2, "disturbed": 1, "undisturbed": True}.items()
-    row = gates.evaluate_strategies(found)[0]
-    assert "1 of 3 repeats are not counted: the machine was overloaded" in row.marks
+    assert "1 of 3 repeats are not counted: the machine was overloaded" in gates.evaluate_strategies(found)[0].marks
     (text,) = gates.load_conclusions(found, ["zero1", "zero2"])
     assert "was overloaded in 1 of 4 timed repeats: on n1 up to" in text
     assert "other processes used 1.0 of 2 cores" in text and text.endswith("These repeats are not counted.")
@@ -544,5 +541,4 @@ def test_the_other_rank_is_no_other_process() -> None:
     busy = {"host": "n1", **load(0, 0.0, 0.0, cpu_s=0.95, queued_s=0.05, machine_s=1.98)}
     one = {**rank()["repeats"][0], "load": busy}
     assert gates.load_figures(comparison(zero1=[one]), "zero1")["disturbed"] == 0
-    damaged = comparison(zero1=[{**one, "load": {"host": "n1"}}])
-    assert gates.load_figures(damaged, "zero1")["taken_share"] is None
+    assert gates.load_figures(comparison(zero1=[{**one, "load": {"host": "n1"}}]), "zero1")["taken_share"] is None

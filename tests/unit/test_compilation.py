@@ -83,8 +83,7 @@ def test_what_is_unlike_the_measurement_is_not_compiled(sets: tuple[str, ...], w
 def test_a_machine_without_a_c_compiler_is_told_and_the_nodes_of_slurm_have_their_own() -> None:
     without = msgspec.structs.replace(H100, c_compiler=False)
     assert "no C compiler" in planned(there=without).compile_reason
-    slurm = ("cluster.launcher=slurm", "cluster.slurm.gpus_per_node=1")
-    assert planned(*slurm, there=without).compiled
+    assert planned("cluster.launcher=slurm", "cluster.slurm.gpus_per_node=1", there=without).compiled
 
 
 def test_memory_must_suffice_if_the_compiler_fails() -> None:

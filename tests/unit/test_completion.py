@@ -65,5 +65,4 @@ def test_every_key_is_offered_once_and_can_be_set() -> None:
         }:
             continue  # depends on the strategy, the data, other keys of the cluster, evaluations, the adapter
         for value in values:
-            model = ["model.name=mlp:8x2"] if value == "builtin:noise" else []
-            parse_spec(base, [f"{key}={value}", *model])
+            parse_spec(base, [f"{key}={value}", *(["model.name=mlp:8x2"] if value == "builtin:noise" else [])])

@@ -119,8 +119,7 @@ def test_damaged_files_are_named_with_their_line(tmp_path: Path, name: str, cont
 def test_tables_of_spreadsheets_with_another_separator(tmp_path: Path, mark: str) -> None:
     path = tmp_path / "faq.csv"
     path.write_bytes(f'prompt{mark}"response"\r\n"Wie, wo{mark}\nwann?"{mark}Größe, 3,5\r\n'.encode("utf-8-sig"))
-    wanted = [{"prompt": f"Wie, wo{mark}\nwann?", "response": "Größe, 3,5"}]
-    assert read_file(path) == wanted == read_first_rows(path)
+    assert read_file(path) == [{"prompt": f"Wie, wo{mark}\nwann?", "response": "Größe, 3,5"}] == read_first_rows(path)
     preflight.check_request(spec_of(path))
     path.write_text('"a;b",c\n1;2,3\n')
     assert read_file(path) == [{"a;b": "1;2", "c": "3"}], "a comma in the header is the separator"
@@ -340,8 +339,7 @@ def test_system_and_tools_have_columns_of_their_own(tokenizer: Any) -> None:
 def test_only_the_response_is_trained(tokenizer: Any) -> None:
     assert parts(ALPACA[0], tokenizer) == (render(ALPACA)[0].prompt, "3</s>")
     assert parts(ALPACA[1], tokenizer)[1] == "Hello</s>"
-    unmasked = encode_text(render(ALPACA), tokenizer, max_length=512, mask_prompt=False)
-    assert all(row.mask.all() for row in unmasked)
+    assert all(row.mask.all() for row in encode_text(render(ALPACA), tokenizer, max_length=512, mask_prompt=False))
 
 
 def test_what_the_tokenizer_writes_before_a_text_is_written_once(tokenizer: Any) -> None:

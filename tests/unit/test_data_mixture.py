@@ -26,8 +26,7 @@ Spec = dict[str, Any]
 def mixed(folder: Path, sources: list[dict[str, Any]], **data: Any) -> Spec:
     """Write a.jsonl (60 rows of alpaca) and b.jsonl (10 pairs), and return a spec that mixes what is named."""
     a = [{"instruction": f"a {i}", "output": f"out {i}"} for i in range(60)]
-    b = [{"prompt": f"b {i}", "response": f"reply {i}"} for i in range(10)]
-    for name, rows in (("a", a), ("b", b)):
+    for name, rows in (("a", a), ("b", [{"prompt": f"b {i}", "response": f"reply {i}"} for i in range(10)])):
         (folder / f"{name}.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
     spec = tiny_spec("", folder)
     named = [one if ":" in one["source"] else {**one, "source": f"{folder}/{one['source']}"} for one in sources]
@@ -54,8 +53,7 @@ def test_shares_of_an_epoch_follow_the_weights(tmp_path: Path) -> None:
     assert not any(str((example.messages, example.turns)) in trained for example in found.held_out)
     assert len(found.held_out) == 7
     three = mixed(tmp_path, [{**BOTH[0], "weight": 3}, BOTH[1]], subset=40)
-    three_to_one = read_examples(parse_spec(three), classifier=False)
-    assert [one.rows_train for one in three_to_one.sources] == [30, 10]
+    assert [one.rows_train for one in read_examples(parse_spec(three), classifier=False).sources] == [30, 10]
 
 
 def test_an_epoch_is_the_same_every_time_and_depends_on_seed_weights_and_content(tmp_path: Path) -> None:

@@ -25,8 +25,7 @@ def verb(*words: object) -> subprocess.CompletedProcess[str]:
 
 def spec_file(folder: Path, rows: list[dict[str, Any]], **sections: Any) -> Path:
     (folder / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    spec = tiny_spec(folder / "rows.jsonl", folder, **sections)
-    (folder / "spec.yaml").write_text(yaml.safe_dump(spec))
+    (folder / "spec.yaml").write_text(yaml.safe_dump(tiny_spec(folder / "rows.jsonl", folder, **sections)))
     return folder / "spec.yaml"
 
 
@@ -68,8 +67,7 @@ def test_a_terminal_of_80_columns_shows_trained_text_in_green(tmp_path: Path) ->
     run = preview.prepare(spec_file(tmp_path, ROWS))
     found = {**preview.inspect_data(run, rows=1), "secrets_hidden": False}
     out = io.StringIO()
-    console = SafeConsole(file=out, force_terminal=True, width=80, color_system="standard")
-    data_verb._show(console, run.spec, found, 2)
+    data_verb._show(SafeConsole(file=out, force_terminal=True, width=80, color_system="standard"), run.spec, found, 2)
     text = out.getvalue()
     assert "\x1b[32mIt is" in text and data_verb.OPEN not in text
     assert max(len(line) for line in Text.from_ansi(text).plain.splitlines()) <= 80
@@ -77,8 +75,7 @@ def test_a_terminal_of_80_columns_shows_trained_text_in_green(tmp_path: Path) ->
 
 @pytest.mark.parametrize("word", ["data", "run"])
 def test_too_few_sequences_are_refused_before_the_launch(tmp_path: Path, word: str) -> None:
-    spec = spec_file(tmp_path, ROWS[:4], data={"max_length": 512, "eval_fraction": 0.0})
-    ended = verb(word, spec)
+    ended = verb(word, spec_file(tmp_path, ROWS[:4], data={"max_length": 512, "eval_fraction": 0.0}))
     assert ended.returncode == 2
     assert "4 training rows give 1 sequence of up to 512 tokens (data.packing: isolated), too few" in ended.stderr
     assert "set data.packing: none, which gives 4 sequences, or use fewer ranks (cluster.procs_per_" in ended.stderr

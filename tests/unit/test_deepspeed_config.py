@@ -191,7 +191,6 @@ def test_an_argument_that_agrees_or_turns_nothing_on_is_taken() -> None:
 
 
 def test_arguments_are_those_of_transformers() -> None:
-    transformers = pytest.importorskip("transformers")
-    known = set(transformers.TrainingArguments.__dataclass_fields__)
+    known = set(pytest.importorskip("transformers").TrainingArguments.__dataclass_fields__)
     assert set(FREE) <= known
     assert set(complete_arguments(None, arguments_of(backend="gloo", train=TrainSpec(epochs=1.0)))) <= known

@@ -52,13 +52,11 @@ def test_gate_lets_through_what_the_patterns_match() -> None:
 
 def test_many_lines_are_searched_as_each_alone() -> None:
     """Searched together, a line is held silent only if it has no anchor; also where anchors overlap or touch digits."""
-    rules = all_rules()
-    gate = LiteralPrefilter(rules)
+    gate = LiteralPrefilter(all_rules())
     lines = [line.encode() for line in (*EXAMPLES, *NEAR_MISSES.values())]
     lines += [b"", b"quiet line 17", b"30.0s/it", b"x2failed", b"collective operation timeout", b"7TimeoutError: x"]
     for first in (lines, lines[::-1], [b"a\xff" * 9, *lines], lines * (FAST_BYTES // len(b"".join(lines)) + 2)):
-        telling = gate.telling(b"\n".join(first))
-        assert telling >= {i for i, line in enumerate(first) if gate.candidates(line)}
+        assert gate.telling(b"\n".join(first)) >= {i for i, line in enumerate(first) if gate.candidates(line)}
     assert not gate.telling(b"quiet line 17\n\nanother quiet line")
     assert not gate.telling(b"quiet line 17\n" * FAST_BYTES)
     owners = {rule.owner for rule in gate.candidates(b"[Rank 1] Watchdog caught collective operation timeout: x")}
@@ -91,8 +89,7 @@ def test_no_pattern_names_a_sample() -> None:
     words -= {"sha256"}
     everything = [p for e in CATALOGUE.values() for p in e.patterns] + [p for ps in FACT_PATTERNS.values() for p in ps]
     for pattern in everything:
-        literal = re.findall(r"[A-Za-z]+\d{3,}|\d{5,}", pattern.regex)
-        assert not set(literal) & words, pattern.regex
+        assert not set(re.findall(r"[A-Za-z]+\d{3,}|\d{5,}", pattern.regex)) & words, pattern.regex
 
 
 def test_a_match_begins_a_word() -> None:

@@ -79,8 +79,7 @@ class Bomb:
 
 def test_pickles_are_never_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    dump = _dump([DONE], 1) | {"pg_status": Bomb()}
-    (tmp_path / "trace_rank_0").write_bytes(pickle.dumps(dump, protocol=2))
+    (tmp_path / "trace_rank_0").write_bytes(pickle.dumps(_dump([DONE], 1) | {"pg_status": Bomb()}, protocol=2))
     diagnose([tmp_path])
     assert not (tmp_path / "BOMB").exists()
 

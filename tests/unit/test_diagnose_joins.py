@@ -113,8 +113,7 @@ def test_more_files_than_are_read_is_said(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_files_read_in_parallel_come_back_in_their_order(tmp_path: Path) -> None:
-    files = {f"{i}.log": "x\n" * (10 * i) + f"[rank{i}]: {DISK if i % 2 else DEVICE}" for i in range(6)}
-    alone = of(tmp_path, files)
+    alone = of(tmp_path, {f"{i}.log": "x\n" * (10 * i) + f"[rank{i}]: {DISK if i % 2 else DEVICE}" for i in range(6)})
     together = diagnose([tmp_path], workers=3)
     assert together == alone
     for finding in together.findings:

@@ -306,8 +306,7 @@ def test_scheduler_kernel_and_ranks_are_joined(tmp_path: Path) -> None:
 
 
 def test_a_kill_is_put_down_to_memory_only_as_far_as_the_logs_say_so(tmp_path: Path) -> None:
-    killed = "failed (exitcode: -9) local_rank: 2 (pid: 4174) of binary: /usr/bin/python"
-    bare = of(tmp_path, killed).findings[0]
+    bare = of(tmp_path, "failed (exitcode: -9) local_rank: 2 (pid: 4174) of binary: /usr/bin/python").findings[0]
     assert bare.id == "host_oom" and bare.confidence < 0.7
     assert "somebody may have sent the signal" in bare.against[0]
     shown = of(tmp_path, {"n1.dmesg": "[12.3] Memory cgroup out of memory: Killed process 4174 (python)"}).findings[0]

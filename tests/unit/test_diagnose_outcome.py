@@ -136,8 +136,7 @@ def test_timeouts_in_different_calls_name_both_lines(tmp_path: Path, calls: tupl
     ],
 )
 def test_near_misses(tmp_path: Path, text: str) -> None:
-    ids = {f.id for f in read(tmp_path, text).findings}
-    assert not ids & {"storage_stalled", "package_lock", "peer_died_first"}
+    assert not {f.id for f in read(tmp_path, text).findings} & {"storage_stalled", "package_lock", "peer_died_first"}
 
 
 def test_evidence_of_memory_has_the_sizes_and_its_tear_down_is_no_cancellation(tmp_path: Path) -> None:

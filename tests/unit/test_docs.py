@@ -129,8 +129,7 @@ def test_light_verbs_never_import_torch(tmp_path: Path) -> None:
         "    heavy = {'torch', 'numpy', 'transformers', 'pandas', 'pyarrow', 'plotly'} & set(sys.modules)\n"
         "    assert not heavy, (verb, heavy)\n"
     )
-    verbs = json.dumps([*LIGHT[:-1], [*LIGHT[-1], str(tmp_path)]])
-    command = [sys.executable, "-c", code, verbs]
+    command = [sys.executable, "-c", code, json.dumps([*LIGHT[:-1], [*LIGHT[-1], str(tmp_path)]])]
     done = subprocess.run(command, cwd=REPO, input=BARE, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
@@ -160,8 +159,7 @@ def test_plan_loads_and_generates_only_what_it_needs() -> None:
 def test_only_train_imports_torch() -> None:
     """At the top of a module, where it would burden whoever imports it."""
     for path in (REPO / "src" / "allranks").rglob("*.py"):
-        place = path.relative_to(REPO / "src" / "allranks")
-        if "train" in place.parts:
+        if "train" in path.relative_to(REPO / "src" / "allranks").parts:
             continue
         for node in ast.parse(path.read_text()).body:
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
@@ -211,8 +209,7 @@ def commands(page: Path) -> list[str]:
 
 def refusal(command: str) -> str | None:
     """Return why the real parser refuses a command; a file that does not exist here is no reason."""
-    words = re.split(r" [|<>;] | 2?>", command)[0]
-    args = [word for word in shlex.split(words)[1:] if word != "..."]
+    args = [word for word in shlex.split(re.split(r" [|<>;] | 2?>", command)[0])[1:] if word != "..."]
     verb: click.Command = cli
     parent = None
     try:
@@ -230,8 +227,7 @@ def refusal(command: str) -> str | None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(REPO).as_posix())
 def test_every_command_of_a_page_is_one_that_allranks_parses(page: Path) -> None:
-    wrong = {command: why for command in commands(page) if (why := refusal(command))}
-    assert not wrong
+    assert not {command: why for command in commands(page) if (why := refusal(command))}
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("mkdocs"), reason="needs pip install '.[site]'; `make site` does it")
@@ -268,5 +264,4 @@ def test_section_names_the_options_of_the_registry_with_their_defaults(name: str
 @pytest.mark.parametrize("name", REGISTRY)
 def test_the_table_says_of_overlap_what_the_strategy_claims(name: str) -> None:
     (row,) = re.findall(rf"^\| \[`{name}`\].*$", STRATEGIES.read_text(), re.MULTILINE)
-    claims = strategies.create(name, {}).claims_overlap
-    assert row.split("|")[4].strip() == ("yes" if claims else "no")
+    assert row.split("|")[4].strip() == ("yes" if strategies.create(name, {}).claims_overlap else "no")

@@ -150,8 +150,7 @@ def test_connections_of_a_process_by_interface() -> None:
 def test_connections_over_another_interface_are_named() -> None:
     expected = ExpectedNetwork(transport="Socket", interface="eth0")
     assert compared(expected, connections={"eth0": 3, "lo": 1}).ok
-    found = compared(expected, connections={"eno2": 3, "eth0": 1})
-    assert "go over eno2 (3), expected eth0" in found.findings[0].text
+    assert "go over eno2 (3), expected eth0" in compared(expected, connections={"eno2": 3, "eth0": 1}).findings[0].text
 
 
 def test_only_what_is_connected_counts_and_only_to_nodes_of_the_job() -> None:
@@ -233,8 +232,7 @@ def test_copies_that_hang_come_out_wrong_or_kill(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_real_copies_in_memory_come_out_right() -> None:
     pytest.importorskip("torch")
-    program = [sys.executable, "-m", "allranks.nodes.probes.links_probe", "copies"]
-    found = supervise(program, ["cpu"] * 3, 30.0)
+    found = supervise([sys.executable, "-m", "allranks.nodes.probes.links_probe", "copies"], ["cpu"] * 3, 30.0)
     assert found == {"tested": 6, "failed": [], "error": ""}
 
 

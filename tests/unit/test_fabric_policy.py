@@ -83,8 +83,7 @@ def two(*nodes: NodeFacts, **job: Any) -> NetworkPolicy:
 
 def one(**changes: Any) -> NetworkPolicy:
     """What is decided for n1 alone."""
-    facts = node(1, **changes)
-    return decide_network_policy(ONE, [facts])
+    return decide_network_policy(ONE, [node(1, **changes)])
 
 
 def test_every_decision_has_reason_source_and_risk() -> None:
@@ -105,13 +104,11 @@ def test_interfaces_are_each_nodes_own() -> None:
     assert is_set(found, "n1")["NCCL_SOCKET_IFNAME"] == "=ibp65s0"
     assert is_set(found, "n2")["NCCL_SOCKET_IFNAME"] == "=ibp161s0"
     assert is_set(found, "n2")["GLOO_SOCKET_IFNAME"] == "ibp161s0", "Gloo knows no '='"
-    alone = one(seat=None)
-    assert is_set(alone) == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo", "NCCL_DEBUG": "INFO"}
+    assert is_set(one(seat=None)) == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo", "NCCL_DEBUG": "INFO"}
     before = {item.name: item for item in provisional_policy(ONE)}["NCCL_SOCKET_IFNAME"]
     assert before.value == "=lo" and "external interface" in before.reason, "plan shows it with its reason"
     user = msgspec.structs.replace(ONE, user={"NCCL_SOCKET_IFNAME": "eth1"})
-    mine = decide_network_policy(user, [node(1, seat=None)])
-    assert is_set(mine)["NCCL_SOCKET_IFNAME"] == "eth1"
+    assert is_set(decide_network_policy(user, [node(1, seat=None)]))["NCCL_SOCKET_IFNAME"] == "eth1"
 
 
 def test_infiniband_everywhere_needs_nothing() -> None:
@@ -140,8 +137,7 @@ def test_a_roce_port_without_an_address_is_left_out() -> None:
     found = two(node(1, *ports), node(2, roce("mlx5_0", *usual("10.0.0.2"))))
     assert is_set(found)["NCCL_IB_HCA"] == "=mlx5_0:1" and "no routable address" in of(found)["NCCL_IB_HCA"].reason
     assert "have different numbers" not in " ".join(found.notes)
-    fewer = two(node(1, ib("a"), ib("b")), node(2, ib("a"), ib("b", active=False)))
-    assert "n1 2, n2 1" in fewer.notes[0]
+    assert "n1 2, n2 1" in two(node(1, ib("a"), ib("b")), node(2, ib("a"), ib("b", active=False))).notes[0]
 
 
 def test_the_gid_index_is_ncclss_own_since_2_21() -> None:
@@ -155,11 +151,9 @@ def test_the_gid_index_is_ncclss_own_since_2_21() -> None:
 def test_an_old_nccl_is_told_each_nodes_own_index() -> None:
     first = node(1, roce("mlx5_0", *usual("10.0.0.1")), nccl=(2, 19, 3))
     moved = [local6(0, 1), local6(1, 2), gid4(4, "10.0.0.2", 1), gid4(5, "10.0.0.2", 2)]
-    second = node(2, roce("mlx5_0", *moved), nccl=(2, 19, 3))
-    found = two(first, second)
+    found = two(first, node(2, roce("mlx5_0", *moved), nccl=(2, 19, 3)))
     assert (is_set(found, "n1")["NCCL_IB_GID_INDEX"], is_set(found, "n2")["NCCL_IB_GID_INDEX"]) == ("3", "5")
-    apart = node(2, roce("mlx5_0", *usual("10.0.0.2")), roce("mlx5_1", *moved), nccl=(2, 19, 3))
-    found = two(first, apart)
+    found = two(first, node(2, roce("mlx5_0", *usual("10.0.0.2")), roce("mlx5_1", *moved), nccl=(2, 19, 3)))
     assert "NCCL_IB_GID_INDEX" not in is_set(found, "n2")
     assert "different indices" in of(found, "n2")["NCCL_IB_GID_INDEX"].reason
 
@@ -181,8 +175,7 @@ def test_peer_to_peer_goes_off_on_evidence() -> None:
     for doubt in ({"acs": ["0000:00:01.0"], "iommu": False}, {"acs": [], "iommu": True}, {"acs": None, "iommu": True}):
         assert "NCCL_P2P_DISABLE" not in is_set(one(topology=far, **doubt))
     whole = parse_topology(shared("topo", "h100_8gpu_NV18_space_padded.txt").read_text())
-    decided = is_set(one(topology=whole, acs=["x"], iommu=True))
-    assert not {"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"} & set(decided)
+    assert not {"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"} & set(is_set(one(topology=whole, acs=["x"], iommu=True)))
     part = parse_topology("\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV4\tSYS\nGPU1\tNV4\tX\tSYS\nGPU2\tSYS\tSYS\tX\n")
     pcie, nvlink = (is_set(one(topology=part, copies="failed", failed_pairs=[f"GPU0-{b}"])) for b in ("GPU2", "GPU1"))
     assert pcie["NCCL_P2P_LEVEL"] == "NVL" and "NCCL_P2P_DISABLE" not in pcie

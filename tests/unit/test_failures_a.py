@@ -28,8 +28,7 @@ def rows(tmp_path: Path) -> Path:
 
 def held_out(rows: Path, cache: Path, **sections: Any) -> list[list[int]]:
     """The tokens of each held-out row, prepared in a cache of its own."""
-    spec = tiny_spec(rows, cache, **sections)
-    found = prepare(parse_spec(spec), cache, classifier=False, log=print).held_out
+    found = prepare(parse_spec(tiny_spec(rows, cache, **sections)), cache, classifier=False, log=print).held_out
     assert found is not None
     return [found.ids[a:b].tolist() for a, b in zip(found.offsets[:-1], found.offsets[1:], strict=True)]
 
@@ -68,8 +67,7 @@ def test_ranks_really_have_the_threads_that_were_planned(tmp_path: Path) -> None
     spec = parse_spec(tiny_spec("builtin:instructions", tmp_path, cluster={"procs_per_node": 2, "device": "cpu"}))
     planned = as_variables(make_plan(spec, machine_facts()).environment)
     bare = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
-    code = "import torch; print(torch.get_num_threads())"
-    command, env = [sys.executable, "-c", code], {**bare, **planned}
+    command, env = [sys.executable, "-c", "import torch; print(torch.get_num_threads())"], {**bare, **planned}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True)
     assert int(done.stdout) == max(1, cores // 2) == int(planned["OMP_NUM_THREADS"])
 

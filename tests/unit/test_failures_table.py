@@ -70,8 +70,7 @@ def test_the_verb_lists_all_and_json_holds_each_field() -> None:
     assert max(len(line) for line in shown.splitlines()) <= 80
     for failure in KNOWN_FAILURES:
         assert re.search(rf"^ *{failure.number}  +\S.*  {failure.how}  ", shown, re.MULTILINE), failure.number
-    told = CliRunner().invoke(failures_command, ["--json"], standalone_mode=False).output
-    rows = json.loads(told)["failures"]
+    rows = json.loads(CliRunner().invoke(failures_command, ["--json"], standalone_mode=False).output)["failures"]
     assert [r["number"] for r in rows] == list(range(1, 41))
     assert set(rows[0]) == {"number", "title", "how", "where", "page", "tests", "evidence", "classes"}
 

@@ -141,15 +141,13 @@ def test_auto_recomputes_no_more_than_the_memory_requires() -> None:
         assert found.verdict == "fits" and f"auto: {mode}, because a rank needs" in found.notes[0]
     least = facts(gpus=1, gpu_bytes=needed["full"] - 1)
     assert make_plan(parse_spec(spec), least).recomputation_reason.startswith("none of the modes fits")
-    unknown = parse_spec(spec, ["cluster.launcher=slurm", "cluster.slurm.gpus_per_node=1"])
-    plan = make_plan(unknown, facts())
+    plan = make_plan(parse_spec(spec, ["cluster.launcher=slurm", "cluster.slurm.gpus_per_node=1"]), facts())
     assert plan.recomputation == "none" and "cluster.device_memory_gib" in plan.recomputation_reason
 
 
 def test_a_smaller_micro_batch_keeps_the_global_batch() -> None:
     spec = raw(model=SEVEN_B, **LONG_LORA, train={"micro_batch_size": 8, "grad_accum": 2})
-    smaller = estimated(spec, gpus=2).remedies[0]
-    assert smaller.settings == ["train.micro_batch_size=1", "train.grad_accum=16"]
+    assert estimated(spec, gpus=2).remedies[0].settings == ["train.micro_batch_size=1", "train.grad_accum=16"]
 
 
 def test_close_to_the_limit_is_told_and_not_refused() -> None:
@@ -174,8 +172,7 @@ def test_gpus_that_are_elsewhere_are_not_known_unless_told() -> None:
 
 
 def test_the_smallest_gpu_counts_and_ranks_on_one_share_it() -> None:
-    shared = raw(cluster={"procs_per_node": 3, "backend": "gloo"})
-    found = estimated(shared, gpus=2).capacity
+    found = estimated(raw(cluster={"procs_per_node": 3, "backend": "gloo"}), gpus=2).capacity
     assert (found.bytes, "shared by 2 ranks" in found.source) == (40 * GIB, True)
     spec, uneven = parse_spec(raw()), facts(gpus=2)
     smaller = msgspec.structs.replace(uneven.gpus[1], name="small", memory_bytes=24 * GIB)
@@ -222,8 +219,7 @@ BROKEN: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("change", "says"), BROKEN, ids=[says for _, says in BROKEN])
 def test_a_broken_config_is_refused_by_the_key(tmp_path: Path, change: dict[str, Any], says: str) -> None:
-    config = {**KNOWN["meta-llama/llama-3.2-1b"], **change}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps({**KNOWN["meta-llama/llama-3.2-1b"], **change}))
     with pytest.raises(SpecError, match=r"config\.json") as error:
         estimated(raw(model={"name": str(tmp_path)}))
     assert says in str(error.value)
@@ -297,8 +293,7 @@ def test_a_larger_batch_or_a_longer_sequence_never_takes_less(spec: dict[str, An
 def test_more_ranks_never_take_more_of_what_is_shared(spec: dict[str, Any], strategy: str) -> None:
     spec = changed(spec, "strategy", name=strategy)
     ranks = spec["cluster"]["procs_per_node"]
-    before = kept(estimated(spec))
-    assert kept(estimated(changed(spec, "cluster", procs_per_node=ranks * 2))) <= before
+    assert kept(estimated(changed(spec, "cluster", procs_per_node=ranks * 2))) <= kept(estimated(spec))
 
 
 @settings(max_examples=examples(60), deadline=None)

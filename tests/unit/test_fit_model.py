@@ -74,8 +74,7 @@ def ours(family: str) -> Shapes:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parameters_are_counted_as_transformers_makes_them(family: str) -> None:
-    wanted = sorted(p.numel() for p in built(family).parameters())
-    assert sorted(w.numel for w in ours(family).weights()) == wanted
+    assert sorted(w.numel for w in ours(family).weights()) == sorted(p.numel() for p in built(family).parameters())
 
 
 def sizes_of(shapes: Shapes, spec: AdapterSpec) -> list[UnitSizes]:
@@ -93,8 +92,7 @@ def test_adapters_are_counted_as_peft_makes_them(family: str, targets: Any) -> N
         pytest.skip(f"{family} names its layers otherwise")
     model = add_adapter(built(family, device="cpu"), spec, classifier=family in ENCODERS, base="b", seed=1)
     wanted = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    shapes = ours(family)
-    assert sum(unit.trained for unit in sizes_of(shapes, spec)) == wanted
+    assert sum(unit.trained for unit in sizes_of(ours(family), spec)) == wanted
 
 
 def content(storage: Any) -> bytes:
@@ -209,8 +207,7 @@ def test_activations_and_copies_of_weights_are_what_autograd_saves_under_autocas
         use_packed_attention(model, torch.device("cpu"), torch.bfloat16)
     activations, copies = saved_bytes(model, batch, classifier=classifier, cast=torch.bfloat16)
 
-    config = read_model_config(config_of(family).to_dict(), family, labels=2 if classifier else 0)
-    memory = model_of(spec, plan, config)
+    memory = model_of(spec, plan, read_model_config(config_of(family).to_dict(), family, labels=2 if classifier else 0))
     seen, shapes = fit_batch_of(spec, plan, memory), memory.shapes
     expected = sum(BlockActivations(shapes.config, b, memory.what, seen).kept() for b in shapes.blocks)
     expected += kept_after_blocks(shapes, memory.what, seen)

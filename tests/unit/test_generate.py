@@ -36,8 +36,7 @@ def test_the_columns_of_a_row_without_its_response_make_a_prompt(tmp_path: Path)
         "{% block prompt %}{{ ticket.subject }} ({{ eur }})\n{% endblock %}"
         "{% block response %}{{ s.steps | join }}{% endblock %}"
     )
-    row = {"ticket": {"subject": "S"}, "eur": 2.5}
-    assert row_prompt("jinja", str(path), {}, row) == "S (2.5)\n"
+    assert row_prompt("jinja", str(path), {}, {"ticket": {"subject": "S"}, "eur": 2.5}) == "S (2.5)\n"
     with pytest.raises(DataError, match="'eur' is undefined; the row has: ticket"):
         row_prompt("jinja", str(path), {}, {"ticket": {"subject": "S"}})
     alpaca = row_prompt("alpaca", "auto", {"instruction": "q"}, {"q": "Add", "input": "2"})

@@ -136,8 +136,7 @@ def test_processes_that_cannot_run() -> None:
     report = verdict(SECOND, disk)
     assert (named(report), report.kind) == ([1], "collective_hang") and "waits for a disk" in report.sentence
     for share, state in ((0.97, "running at 97% of a core"), (0.3, "running")):
-        spins = {**DATA, "state": "R running", "cpu_share": share}
-        assert verdict({}, spins, {}).stalled[0].state == state
+        assert verdict({}, {**DATA, "state": "R running", "cpu_share": share}, {}).stalled[0].state == state
     stopped = {"state": "T stopped by a signal (SIGSTOP or SIGTSTP)", "stack": [], "calls": [], "python_silent_s": 9.0}
     report = verdict(SECOND, stopped)  # it is named whatever the calls say
     assert named(report) == [1]

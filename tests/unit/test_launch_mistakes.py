@@ -46,8 +46,7 @@ def model_folder(folder: Path, config: dict[str, Any]) -> Path:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     vocab = {f"t{i}": i for i in range(290)}
-    added = [{"content": "<last>", "id": 299}]
-    tokenizer = {"model": {"type": "BPE", "vocab": vocab}, "added_tokens": added}
+    tokenizer = {"model": {"type": "BPE", "vocab": vocab}, "added_tokens": [{"content": "<last>", "id": 299}]}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
     layers = [f"model.layers.{i}.{layer}.weight" for i in range(2) for layer in LAYERS]
@@ -261,8 +260,7 @@ def test_a_name_that_the_hub_does_not_know_is_refused(hub: None, tmp_path: Path)
 def test_data_asks_before_the_client_of_the_hub_tries_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also for nodes with another network: this machine reads the rows."""
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    spec = tiny_spec("org/rows", tmp_path, cluster={"launcher": "slurm"})
-    (tmp_path / "spec.yaml").write_text(json.dumps(spec))
+    (tmp_path / "spec.yaml").write_text(json.dumps(tiny_spec("org/rows", tmp_path, cluster={"launcher": "slurm"})))
     done = CliRunner().invoke(data_command, [str(tmp_path / "spec.yaml")])
     assert isinstance(done.exception, EnvironmentNotAble) and "is not reachable" in str(done.exception)
 

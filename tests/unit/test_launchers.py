@@ -55,8 +55,7 @@ def names_compared(text: str, known: set[str], *subjects: str) -> Iterator[str]:
             sides = [node.slice, *filter(None, node.value.keys)]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
             chosen = isinstance(node.func.value, ast.Dict) and node.func.attr == "get"
-            tested = node.func.attr in ("startswith", "endswith")
-            sides = [node.args[0], node.func.value] if chosen or tested else []
+            sides = [node.args[0], node.func.value] if chosen or node.func.attr in ("startswith", "endswith") else []
         names = {c.value for side in sides for c in ast.walk(side) if isinstance(c, ast.Constant)}
         said = " ".join(ast.unparse(side) for side in sides).lower()
         if names & known and any(subject in said for subject in subjects):

@@ -115,8 +115,7 @@ def test_bad_files_are_refused_by_name(
 
 def test_experts_that_do_not_fit_together_are_named(tmp_path: Path) -> None:
     tiny("glm4_moe").save_pretrained(tmp_path, max_shard_size="60KB")
-    name = "model.layers.1.mlp.experts.3.gate_proj.weight"
-    change(tmp_path, name, lambda t: t[:-1].clone())
+    change(tmp_path, "model.layers.1.mlp.experts.3.gate_proj.weight", lambda t: t[:-1].clone())
     with pytest.raises(AllranksError, match=r"model\.layers\.1\.mlp\.experts") as caught:
         load(tmp_path)
     assert caught.value.exit_code == 2
@@ -134,8 +133,7 @@ def test_a_tied_weight_may_lie_under_either_name(tmp_path: Path) -> None:
     model = tiny("llama", tie_word_embeddings=True)
     model.save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
-    tensors = load_file(file)
-    save_file({"lm_head.weight" if "embed" in n else n: t for n, t in tensors.items()}, file)
+    save_file({"lm_head.weight" if "embed" in n else n: t for n, t in load_file(file).items()}, file)
     again = load(tmp_path)
     assert again.lm_head.weight is again.model.embed_tokens.weight
     assert torch.equal(again.lm_head.weight, model.lm_head.weight)
@@ -172,8 +170,7 @@ def test_a_hub_snapshot_is_found_without_network(folder: Path, tmp_path: Path, m
     from huggingface_hub import constants
 
     hub = tmp_path / "hub"
-    snapshot = hub / "models--someone--small" / "snapshots" / "abc"
-    shutil.copytree(folder, snapshot)
+    shutil.copytree(folder, hub / "models--someone--small" / "snapshots" / "abc")
     (hub / "models--someone--small" / "refs").mkdir()
     (hub / "models--someone--small" / "refs" / "main").write_text("abc")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(hub))
@@ -227,8 +224,7 @@ def test_a_hollow_model_and_its_copies_need_no_memory() -> None:
     weight_loader.unmaterialize(model, torch.device("cpu"))
     assert sum(p.numel() for p in model.parameters()) == count
     assert model.lm_head.weight is model.model.embed_tokens.weight
-    twin = copy.deepcopy(model)
-    for module in (model, twin):
+    for module in (model, copy.deepcopy(model)):
         assert all(is_unmaterialized(p) and p.untyped_storage().nbytes() <= 8 for p in module.parameters())
     assert not is_unmaterialized(torch.ones(3, 3)) and not is_unmaterialized(torch.ones(1))
     big = weight_loader.unmaterialized_parameter(

@@ -266,8 +266,7 @@ def test_adapters_of_experts_in_bfloat16_are_as_close_to_float32_as_pefts() -> N
     def run(model: Any, x: torch.Tensor) -> Result:
         experts = model.base_model.model.model.layers[0].mlp.experts
         x = x.detach().requires_grad_()
-        shares = torch.linspace(0.2, 0.8, 80).reshape(40, 2)
-        out = experts(x, torch.arange(80).reshape(40, 2) % 8, shares.to(x.dtype))
+        out = experts(x, torch.arange(80).reshape(40, 2) % 8, torch.linspace(0.2, 0.8, 80).reshape(40, 2).to(x.dtype))
         slope = torch.linspace(-1, 1, out.numel()).reshape(out.shape)
         return [out, *torch.autograd.grad(out, [x, *_adapters(experts)], slope.to(out.dtype))]
 

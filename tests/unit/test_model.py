@@ -90,8 +90,7 @@ def test_packed_rows_give_the_sum_of_their_losses_and_do_not_see_each_other(fami
 
 def test_loss_equals_transformers_own_and_skipped_positions_change_nothing(tmp_path: Path) -> None:
     model = tiny("llama").eval()
-    tokens = tokens_of(tmp_path, [[1]])
-    batch = collate(tokens, rows(0), 0, 32)
+    batch = collate(tokens_of(tmp_path, [[1]]), rows(0), 0, 32)
     labels = torch.full_like(batch.input_ids, IGNORE)
     labels[:, 1:] = batch.targets[:, :-1]
     with torch.no_grad():
@@ -173,8 +172,7 @@ def test_dropout_drops_and_scales_as_asked(p: float) -> None:
     torch.manual_seed(0)
     layer, x = LowMemoryDropout(p), torch.ones(1000, 1003, requires_grad=True)
     y = layer(x)
-    share = float((y == 0).float().mean())
-    assert abs(share - p) < 5 * (p * (1 - p) / 1_003_000) ** 0.5
+    assert abs(float((y == 0).float().mean()) - p) < 5 * (p * (1 - p) / 1_003_000) ** 0.5
     assert abs(float(y.mean()) - 1.0) < 0.003
     y.sum().backward()
     assert torch.equal(x.grad, y)  # type: ignore[arg-type]
@@ -190,8 +188,7 @@ def test_neighbours_are_dropped_independently(p: float) -> None:
     torch.manual_seed(1)
     zero = (LowMemoryDropout(p)(torch.ones(2_000_000)) == 0).double()
     for shift in (1, 2, 3, 4, 8):
-        together = float((zero[:-shift] * zero[shift:]).mean())
-        assert abs(together - p * p) < 0.002 * 2 * p, shift
+        assert abs(float((zero[:-shift] * zero[shift:]).mean()) - p * p) < 0.002 * 2 * p, shift
 
 
 def test_positions_go_on_where_a_round_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -291,8 +291,7 @@ def test_an_error_that_only_the_page_holds_is_found_and_an_echo_there_is_one() -
     page = end_of(1, 1, time=20.0, failure="ValueError: rows: none")
     found = first_failure([page], [error(0, 19.0, echo=True)], {1: 7})
     assert (found.rank, found.host, found.cause, found.message, found.step) == (1, "n1", "ValueError", "rows: none", 7)
-    first = first_failure([page, end_of(0, 1)], [error(0, 19.0)], {})
-    assert first.rank == 0
+    assert first_failure([page, end_of(0, 1)], [error(0, 19.0)], {}).rank == 0
     echo = end_of(1, 1, time=18.0, failure="RuntimeError: Connection reset by peer")
     found = first_failure([echo, end_of(0, -9, time=19.0)], [], {})
     assert (found.rank, found.cause, found.echo) == (0, "SIGKILL", False)
@@ -305,8 +304,7 @@ def test_the_text_of_sys_exit_on_the_page_is_no_error_of_its_own() -> None:
     gave_up = end_of(0, 1, time=1.0, failure="sys.exit: lost a peer")
     found = first_failure([gave_up, end_of(1, -11, time=2.0)], [], {}, {0: "lost a peer"})
     assert (found.rank, found.cause) == (1, "SIGSEGV")
-    alone = first_failure([gave_up], [], {}, {0: "lost a peer"})
-    assert alone.message == "ended with exit code 1: lost a peer"
+    assert first_failure([gave_up], [], {}, {0: "lost a peer"}).message == "ended with exit code 1: lost a peer"
 
 
 def test_a_rank_that_ended_early_with_exit_code_0_is_named_if_nothing_else_failed() -> None:
@@ -315,8 +313,7 @@ def test_a_rank_that_ended_early_with_exit_code_0_is_named_if_nothing_else_faile
     found = first_failure([early], [error(0, 4.0, echo=True)], {2: 6})
     assert (found.rank, found.cause, found.step) == (2, "exit code 0", 6)
     assert found.message == "ended with exit code 0 before it had finished its work"
-    own = first_failure([early], [error(0, 9.0)], {})
-    assert own.rank == 0
+    assert first_failure([early], [error(0, 9.0)], {}).rank == 0
     assert find_first_failure([end_of(2)], [], {}) is None
 
 
@@ -324,5 +321,4 @@ def test_a_rank_that_ended_early_with_exit_code_0_is_named_if_nothing_else_faile
 def test_a_rank_that_its_agent_ended_is_never_named(more: dict[str, Any]) -> None:
     ended = end_of(0, time=1.0, done=False, ended_by_agent=True, **more)
     assert find_first_failure([ended], [], {}) is None
-    found = first_failure([ended, end_of(1, 7, time=9.0)], [], {})
-    assert found.rank == 1
+    assert first_failure([ended, end_of(1, 7, time=9.0)], [], {}).rank == 1

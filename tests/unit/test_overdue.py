@@ -271,8 +271,7 @@ def test_without_evidence_that_the_node_is_lost_the_job_is_cancelled_with_the_re
 @pytest.mark.parametrize("silent", ["scontrol*", "scancel*"])
 def test_a_slurm_without_an_answer_keeps_the_job_followed(asked: RunDir, slurmd: int, sign: str, silent: str) -> None:
     """Also where only the cancelling fails: nothing is recorded that did not happen."""
-    state = "failed" if sign == ENDED else "running"
-    write_json(asked.driver, says(state, host=HOST, beat=1))
+    write_json(asked.driver, says("failed" if sign == ENDED else "running", host=HOST, beat=1))
     before = asked.driver.read_bytes()
     now = [1000.0]
     answers = Answers(asked, port=slurmd)
@@ -345,8 +344,7 @@ def test_a_cancelled_job_is_waited_for_in_a_bounded_time(run: RunDir) -> None:
     """As where a node does not answer, or where scancel itself does not reach Slurm."""
     for silent, expected in (("nothing", []), ("scancel*", ["scancel 7"])):
         now = [1000.0]
-        answers = Answers(run, silent=silent)
-        job = SlurmJob(run, answers.slurm, "7", lambda now=now: now[0])
+        job = SlurmJob(run, Answers(run, silent=silent).slurm, "7", lambda now=now: now[0])
         assert job.poll() is None
         job.news()
         job.kill()

@@ -51,8 +51,7 @@ def test_what_comes_after_the_first_weights_gradient_is_no_own_work() -> None:
     layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     layers[0].weight.requires_grad_(False)  # as with adapters: the first that is trained counts
     clock = clock_of(layers)
-    slow = one_step(clock, layers, within=True, after=False)
-    assert slow["own_backward_s"] >= 2 * PAUSE_S
+    assert one_step(clock, layers, within=True, after=False)["own_backward_s"] >= 2 * PAUSE_S
     waits_only = one_step(clock, layers, within=False, after=True)
     assert waits_only["backward_s"] - waits_only["own_backward_s"] >= 2 * PAUSE_S
     assert waits_only["own_s"] <= waits_only["data_s"] + waits_only["forward_s"] + 1e-3
@@ -60,8 +59,7 @@ def test_what_comes_after_the_first_weights_gradient_is_no_own_work() -> None:
 
 def test_a_pass_whose_end_is_not_seen_is_not_told() -> None:
     layers = nn.Linear(4, 4)
-    unfollowed = StepTimer(torch.device("cpu"))
-    assert "own_backward_s" not in one_step(unfollowed, layers, within=True, after=False)
+    assert "own_backward_s" not in one_step(StepTimer(torch.device("cpu")), layers, within=True, after=False)
     clock = clock_of(layers)
     assert "own_backward_s" in one_step(clock, layers, within=False, after=False)
     clock.begin()
@@ -78,8 +76,7 @@ def test_update_times_that_cannot_be_compared_are_not_reported() -> None:
         clock.follow(nn.Linear(4, 4), update_times_comparable=told)
         clock.begin()
         clock.lap("optimizer")
-        found = clock.end_step()
-        assert ("own_optimizer_s" in found) == told
+        assert ("own_optimizer_s" in clock.end_step()) == told
 
 
 def test_time_without_a_core_is_told_beside_each_part(monkeypatch: Any) -> None:

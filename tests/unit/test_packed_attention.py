@@ -289,8 +289,7 @@ def assert_flash_rows(
         assert (flash.layers, flash.looked) == (computed * layers, computed * layers if alone else 0)
         model.config._attn_implementation = "sdpa"
 
-    loss_model = LossModel(model, classifier=False)
-    assert_as_single_rows(loss_model, LENGTHS[:1] if alone else LENGTHS, after)
+    assert_as_single_rows(LossModel(model, classifier=False), LENGTHS[:1] if alone else LENGTHS, after)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -404,8 +403,7 @@ def test_memory_is_used_again_also_after_inference() -> None:
     """New memory for each call fragments the heap; what inference mode makes could not be written to outside of it."""
     with torch.inference_mode():
         big = blockwise_attention._Matrices(2, 4, 2, 300)._memory
-    small = blockwise_attention._Matrices(1, 2, 2, 100)._memory
-    assert small[0].data_ptr() == big[0].data_ptr() != big[1].data_ptr()
+    assert blockwise_attention._Matrices(1, 2, 2, 100)._memory[0].data_ptr() == big[0].data_ptr() != big[1].data_ptr()
     in_blocks(projections(4, 2, 70), 0.3)
 
 
@@ -466,8 +464,7 @@ def test_compiled_blocks_of_long_sequences_compute_the_same() -> None:
     plain, compiled = (packed_model(**config).train() for _ in range(2))
     for block in compiled.model.model.layers:  # type: ignore[union-attr]
         block.compile(backend="aot_eager", fullgraph=True)
-    whole = single(torch.arange(4, 4 + FIRST) % 250)
-    for batch in (whole, packed_batch([[FIRST + 6, 20], [20, FIRST + 6]])):
+    for batch in (single(torch.arange(4, 4 + FIRST) % 250), packed_batch([[FIRST + 6, 20], [20, FIRST + 6]])):
         torch.testing.assert_close(compiled(batch), plain(batch))
         for model in (plain, compiled):
             model.zero_grad()
@@ -558,8 +555,7 @@ def test_replies_do_not_depend_on_the_other_prompts(kind: str) -> None:
     mask = torch.cat([torch.zeros(len(long) - len(short)), torch.ones(len(short))]).long()
     ids = torch.stack([long, F.pad(short, (len(long) - len(short), 0))])
     more = {"attention_mask": torch.stack([torch.ones_like(mask), mask]), "max_new_tokens": 6, "do_sample": False}
-    out = plain.generate(ids, use_cache=True, **more)[1]
-    assert out[len(long) - len(short) :].tolist()[: len(wanted)] == wanted
+    assert plain.generate(ids, use_cache=True, **more)[1][len(long) - len(short) :].tolist()[: len(wanted)] == wanted
 
 
 def test_rows_are_told_apart_by_their_positions() -> None:

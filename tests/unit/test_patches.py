@@ -48,7 +48,6 @@ def test_other_libraries_are_changed_in_one_module() -> None:
 
 
 def test_the_tested_versions_are_those_that_the_patches_were_verified_for() -> None:
-    lines = (REPO / "constraints.txt").read_text().splitlines()
-    pinned = dict(line.split("==") for line in lines if "==" in line)
+    pinned = dict(line.split("==") for line in (REPO / "constraints.txt").read_text().splitlines() if "==" in line)
     (pinned["torch"],) = re.findall(r"TORCH:-([\d.]+)", (REPO / "scripts" / "setup.sh").read_text())
     assert {package: ".".join(pinned[package].split(".")[:2]) for package in VERIFIED} == VERIFIED

@@ -136,8 +136,7 @@ def test_the_allocator_of_ranks_on_a_cpu(mode: str, mapped: int) -> None:
     found = (tunables({"device": "cpu"}) or "").split(":")
     assert f"glibc.malloc.mmap_threshold={mapped}" in found and "glibc.malloc.hugetlb=1" in found
     assert ("glibc.malloc.trim_threshold=17179869184" in found) is (mode == "none")
-    own = {"GLIBC_TUNABLES": "glibc.malloc.check=1"}
-    assert tunables({"device": "cpu", "env": own}) == "glibc.malloc.check=1"
+    assert tunables({"device": "cpu", "env": {"GLIBC_TUNABLES": "glibc.malloc.check=1"}}) == "glibc.malloc.check=1"
     assert tunables({"device": "cuda"}, gpus=1) is None
 
 
@@ -243,8 +242,7 @@ def test_nodes_that_show_gpus_settle_a_provisional_plan() -> None:
     assert settled(spec_of("cluster.procs_per_node=2"), g1=8, g2=8).procs_per_node == 2
     assert shape(settled(spec_of("cluster.backend=gloo"), g1=1, g2=1))[:2] == ("cuda", "gloo")
     assert settled(spec_of("cluster.nodes=1", "strategy.name=single"), g1=8).world_size == 1
-    whole = spec_of("cluster.slurm.exclusive=true")
-    assert shape(settled(whole, 8, g1=0, g2=0)) == ("cpu", "gloo", "float32", 2)
+    assert shape(settled(spec_of("cluster.slurm.exclusive=true"), 8, g1=0, g2=0)) == ("cpu", "gloo", "float32", 2)
 
 
 def test_nodes_that_confirm_a_plan_or_do_not_answer_change_nothing() -> None:

@@ -61,8 +61,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def python(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(site), str(Path(allranks.__file__).parents[1])])
-    env = {**os.environ, "PYTHONPATH": path}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(Path(allranks.__file__).parents[1])])}
     return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=120, env=env)
 
 

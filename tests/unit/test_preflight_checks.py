@@ -85,8 +85,7 @@ def test_an_engines_package_is_looked_for_and_not_imported(tmp_path: Path) -> No
         assert set(required.packages) - set(required.imports) == ({package} - {None}), strategy
     engine = {"deepspeed": Package(version="0.18.0", origin="/env/deepspeed/__init__.py")}
     nodes = [node(n, packages=with_packages(n, **(engine if n < 3 else {}))) for n in (1, 2, 3)]
-    wanted = replace(REQUIRED, packages=["torch", "deepspeed"])
-    check = only(survey(*nodes, required=wanted), "n3.pkgs")
+    check = only(survey(*nodes, required=replace(REQUIRED, packages=["torch", "deepspeed"])), "n3.pkgs")
     assert check.found == "MISSING(deepspeed)" and "'allranks[train,deepspeed]' on n3" in check.cure
 
 
@@ -118,8 +117,7 @@ def test_a_users_own_program_is_part_of_the_project() -> None:
     probes = [replace(node(n), folders={**node(n).folders, "script": facts}) for n, facts in scripts.items()]
     required = replace(REQUIRED, folders=[*FOLDERS, RequiredFolder(role="script", path="/home/u/own.py")])
     assert only(survey(*probes, required=required), "n2.proj").found == "MISSING(/home/u/own.py)"
-    without = [in_folder(p, "project", exists=p.host != "n1") for p in probes]
-    bad = failures(survey(*without, required=required))
+    bad = failures(survey(*[in_folder(p, "project", exists=p.host != "n1") for p in probes], required=required))
     assert {key: check.found[:8] for key, check in bad.items()} == {"n1.proj": "MISSING(", "n2.proj": "MISSING("}
 
 
@@ -164,15 +162,13 @@ def test_a_clock_that_is_90_s_off() -> None:
     assert only(third(clock=1090.0), "n3.clock").found == "WRONG(+90.0s)"
     assert only(survey(node(1), node(2, clock=910.0)), "n2.clock").found == "WRONG(-90.0s)"
     assert not failures(survey(node(1, clock=1001.5), node(2, clock=1001.5), node(3, clock=999.0))), "each within 2 s"
-    launcher_wrong = survey(node(1, clock=1090.0), node(2, clock=1090.1), node(3, clock=1000.0))
-    assert list(failures(launcher_wrong)) == ["n3.clock"]
+    assert list(failures(survey(node(1, clock=1090.0), node(2, clock=1090.1), node(3, clock=1000.0)))) == ["n3.clock"]
 
 
 def test_shared_memory_and_open_files() -> None:
     assert only(third(shm_free_bytes=8 * 2**20), "n3.shm").found == "SMALL(8MiB)"
     gpu = PlanRequirements(device="cuda", procs_per_node=0)
-    docker = failures(survey(node(1, shm_free_bytes=64 * 2**20), need=gpu))
-    assert "--shm-size" in docker["n1.shm"].cure
+    assert "--shm-size" in failures(survey(node(1, shm_free_bytes=64 * 2**20), need=gpu))["n1.shm"].cure
     few = third(open_files=256)
     assert only(few, "n3.files").found == "FEW(256)"
     assert "cluster.setup" in failures(replace(few, remote=True))["n3.files"].cure

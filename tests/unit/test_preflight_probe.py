@@ -155,8 +155,7 @@ def test_nonces_are_put_only_where_must_be_shared_and_taken_away(tmp_path: Path)
         assert list(secrets) == ["run"] and request.folders[1].nonce is None
         path = Path(run.path) / str(request.folders[0].nonce)
         assert path.read_text() == secrets["run"]
-        facts = probe.folder(msgspec.to_builtins(request.folders[0]))
-        assert facts["nonce"] == secrets["run"]
+        assert probe.folder(msgspec.to_builtins(request.folders[0]))["nonce"] == secrets["run"]
     assert not path.exists()
 
 
@@ -197,8 +196,7 @@ def test_lines_longer_than_slurm_passes_on_come_whole() -> None:
     pieces = [line(f"@{t} {s[i : i + 800]}") for t, s in (("0", a), ("1", b)) for i in range(0, len(s), 800)]
     mixed = [pieces[0], pieces[3], pieces[1], line("srun: noise"), pieces[4], pieces[2]]
     assert sorted(n.text for n in srun.join_pieces(mixed)) == sorted([a, b, "srun: noise"])
-    short = json.dumps({"host": "n3", "x": ""})
-    exact = json.dumps({"host": "n3", "x": "c" * (800 - len(short))})
+    exact = json.dumps({"host": "n3", "x": "c" * (800 - len(json.dumps({"host": "n3", "x": ""})))})
     assert len(exact) == 800 and [n.text for n in srun.join_pieces([line(f"@2 {exact}")])] == [exact]
 
 
@@ -257,8 +255,7 @@ def test_a_listener_that_never_answers_is_not_reached_and_holds_nobody_up() -> N
 
 
 def test_an_address_that_somebody_else_answers_is_not_reached() -> None:
-    found = meet(17, 17, ports={17: probe.unused_port()}, absent=1)
-    assert "answered by n1" in found[0]["unreached"][0]["why"]
+    assert "answered by n1" in meet(17, 17, ports={17: probe.unused_port()}, absent=1)[0]["unreached"][0]["why"]
 
 
 def test_gpus_as_the_driver_lists_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,8 +303,7 @@ def test_rdma_ports_with_their_gids(tmp_path: Path) -> None:
 def config(control: int | None, size: int = 4096) -> bytes:
     """PCI configuration space with an AER capability, and an ACS one behind it if `control` is given."""
     data = bytearray(4096)
-    following = 0x148 if control is not None else 0
-    data[0x100:0x104] = (0x0001 | 1 << 16 | following << 20).to_bytes(4, "little")
+    data[0x100:0x104] = (0x0001 | 1 << 16 | (0x148 if control is not None else 0) << 20).to_bytes(4, "little")
     if control is not None:
         data[0x148:0x14C] = (0x000D | 1 << 16).to_bytes(4, "little")
         data[0x14E:0x150] = control.to_bytes(2, "little")

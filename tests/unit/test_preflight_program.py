@@ -155,8 +155,7 @@ def test_doctor_and_run_say_the_same_of_a_program_on_this_machine(tmp_path: Path
     raw = {"script": {"path": str(tmp_path / "own.py")}, "cluster": {"device": "cpu"}}
     spec = parse_spec({"name": "t", "run_root": str(tmp_path / "runs"), **raw})
     launcher, options = get_launcher("local"), DoctorOptions(imports=False)
-    nodes = launcher.nodes_to_examine(spec, wait_s=1, say=print)
-    found = doctor(PreparedRun(spec), options, nodes, print)
+    found = doctor(PreparedRun(spec), options, launcher.nodes_to_examine(spec, wait_s=1, say=print), print)
     (check,) = (c for report in found.preflight.reports for c in report.checks if not c.ok)
     assert (check.name, check.found, found.ok, found.starts) == ("program", "MISSING(nosuch_package)", False, False)
     with pytest.raises(EnvironmentNotAble) as refused:

@@ -108,5 +108,4 @@ def test_one_without_allranks_is_refused_before_anything_starts(
     monkeypatch.delenv("PYTHONPATH", raising=False)
     with pytest.raises(EnvironmentNotAble, match=r"cluster\.python .*my env has no allranks"):
         ask_interpreter(str(environment), [])
-    found = ask_interpreter(sys.prefix, ["torch", "no_such_package"])
-    assert found.missing == ["no_such_package"]
+    assert ask_interpreter(sys.prefix, ["torch", "no_such_package"]).missing == ["no_such_package"]

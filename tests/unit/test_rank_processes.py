@@ -407,8 +407,7 @@ def test_a_script_runs_as_python_runs_it(tmp_path: Path) -> None:
 
 
 def test_a_held_interpreter_at_the_end_is_ended_from_outside_python(tmp_path: Path) -> None:
-    held = "import atexit, ctypes\natexit.register(ctypes.PyDLL(None).sleep, 1000)\n"
-    rank = Ended(tmp_path, held, limit_s=1.0)
+    rank = Ended(tmp_path, "import atexit, ctypes\natexit.register(ctypes.PyDLL(None).sleep, 1000)\n", limit_s=1.0)
     assert rank.end[:2] == (1, False)
     assert rank.seconds < 30
     assert "Timeout" in rank.log  # faulthandler's stacks

@@ -129,8 +129,7 @@ def test_a_router_loss_is_that_of_the_micro_batch_however_rows_are_trained(kind:
     balance = sys.modules[type(model).__module__].load_balancing_loss_func(logits, 4, 2)
     entropy = sum((one.loss - 5.0 * one.aux_loss) * row.targets for one, row in zip(out, rows, strict=True))
     spec = parse_spec({"model": {"name": "x"}, "data": {"source": "x", "max_length": 20}, "train": {"lr": 1e-12}})
-    batch = BatchPlan(micro_batch_size=4, grad_accum=1, global_batch_size=4)
-    order = PlannedRows(4, 0, batch, 1)
+    order = PlannedRows(4, 0, BatchPlan(micro_batch_size=4, grad_accum=1, global_batch_size=4), 1)
     trainer = PlainTrainer(spec, [[row] for row in rows], order, 0, torch.device("cpu"), torch.float32)
     for variant in Variant:
         (loss,) = trainer.run(PlainModule(model), 1, variant).losses

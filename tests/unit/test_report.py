@@ -182,8 +182,7 @@ EVIL = "</script><script>alert(1)</script><img src=http://evil/x onerror=alert(2
 
 
 def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
-    hosts = ("<script>alert(3)<\\script>", "b<i>")
-    make = Maker(tmp_path, "<img src=x onerror=alert(1)>", hosts=hosts)
+    make = Maker(tmp_path, "<img src=x onerror=alert(1)>", hosts=("<script>alert(3)<\\script>", "b<i>"))
     make.begin(source=EVIL, template=EVIL, labels={EVIL: 0})
     shown = [{"prompt": EVIL, "expected": EVIL, "reply": EVIL}]
     make.evaluate(0, loss=2.0, samples=shown)
@@ -262,8 +261,7 @@ def test_steps_logged_together_are_counted_apart(tmp_path: Path) -> None:
     make = begun(tmp_path, 0, total=40)
     make.steps(1, 40, every=10)
     run = make.write()
-    data = read_run_data(run)
-    first = chart(speed_charts(data), "throughput")["real"]["y"][0]
+    first = chart(speed_charts(read_run_data(run)), "throughput")["real"]["y"][0]
     total = sum(steps_of(run, rank)[0]["tokens"] for rank in (0, 1))
     assert first == pytest.approx(total / sum(steps_of(run)[0]["step_times_s"]))
 
@@ -383,8 +381,7 @@ def test_the_log_shown_is_that_of_the_rank_that_fell_out(tmp_path: Path) -> None
 
 
 def test_thinning_keeps_the_lowest_and_the_highest_of_every_stretch() -> None:
-    ys = [5.0, 9.0, 1.0, 5.0, 5.0, 2.0, 8.0, 5.0]
-    assert downsample(range(8), ys, 4) == ([1, 2, 5, 6], [9.0, 1.0, 2.0, 8.0])
+    assert downsample(range(8), [5.0, 9.0, 1.0, 5.0, 5.0, 2.0, 8.0, 5.0], 4) == ([1, 2, 5, 6], [9.0, 1.0, 2.0, 8.0])
 
 
 def test_what_became_of_a_checkpoint(tmp_path: Path) -> None:
@@ -395,8 +392,7 @@ def test_what_became_of_a_checkpoint(tmp_path: Path) -> None:
     (run.checkpoint(1) / "manifest.json").unlink()
     run.checkpoint(1).rmdir()
     (run.checkpoint(2) / "manifest.json").unlink()
-    states = [row[-1] for row in texts(checkpoint_table(read_run_data(run)))]
-    assert states == ["removed", "no manifest", "✓ exists"]
+    assert [row[-1] for row in texts(checkpoint_table(read_run_data(run)))] == ["removed", "no manifest", "✓ exists"]
 
 
 def test_ranks_beyond_those_shown_are_counted(tmp_path: Path) -> None:

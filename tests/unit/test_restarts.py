@@ -198,8 +198,7 @@ def test_negative_numbers_and_spares_without_slurm_are_refused(cluster: dict[str
 
 def test_a_record_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
     gone = RunDir(tmp_path / "gone")
-    metrics = {"failure": {"id": NODE}, "message": "m"}
-    decided = decide_and_record(gone, parse_spec(TRAINING), 1, metrics, [])
+    decided = decide_and_record(gone, parse_spec(TRAINING), 1, {"failure": {"id": NODE}, "message": "m"}, [])
     assert decided is not None and decided.action == "restart" and read_restarts(gone) == []
 
 

@@ -30,8 +30,7 @@ def compared(*data: RunData) -> RunComparison:
 
 def test_losses_are_compared_at_equal_steps_and_at_equal_tokens() -> None:
     one = run_data("a", {1: 4.0, 2: 3.0, 3: 2.0, 4: 1.0}, tokens=10)
-    two = run_data("b", {1: 5.0, 2: 1.5}, tokens=30)
-    by_axis = {point.axis: point for point in compared(one, two).equal}
+    by_axis = {point.axis: point for point in compared(one, run_data("b", {1: 5.0, 2: 1.5}, tokens=30)).equal}
     assert (by_axis["step"].at, by_axis["step"].values) == (2.0, [3.0, 1.5])
     # two ranks: 80 tokens after 4 steps of the first run, which the second has between its steps (60 and 120 tokens)
     assert by_axis["tokens"].at == 80.0

@@ -86,8 +86,7 @@ def test_tail_gives_the_ranks_lines_in_order_of_time_and_can_begin_at_the_end(tm
     run, written = RunDir(tmp_path), {0: (3.0, 1.0), 1: (2.0,)}
     run.events.mkdir()
     for rank, times in written.items():
-        lines = [f'{{"event": "step", "time": {time}}}\n' for time in times]
-        run.events_of(rank).write_text("".join(lines))
+        run.events_of(rank).write_text("".join([f'{{"event": "step", "time": {time}}}\n' for time in times]))
     assert [e["time"] for e in EventTail(run, 2).new()] == [1.0, 2.0, 3.0]
     tail = EventTail(run, 2)
     tail.skip_existing()

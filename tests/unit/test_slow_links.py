@@ -35,8 +35,7 @@ def story(rank: int, *links: dict[str, Any]) -> list[dict[str, Any]]:
 
 def ring(*usual: float, **slow: Any) -> dict[int, list[dict[str, Any]]]:
     """Three nodes that send to the next one; what differs is the link from n1 to n2."""
-    changes = {1: slow, 2: {}, 0: {}}
-    return {r: story(r, {**counters((r + 1) % 3, *usual), **own}) for r, own in changes.items()}
+    return {r: story(r, {**counters((r + 1) % 3, *usual), **own}) for r, own in {1: slow, 2: {}, 0: {}}.items()}
 
 
 def named(ranks: dict[int, list[dict[str, Any]]]) -> list[tuple[str, str]]:

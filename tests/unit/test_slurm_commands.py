@@ -243,8 +243,7 @@ def test_a_command_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None
 )  # fmt: skip
 def test_a_job_that_scontrol_has_forgotten_is_looked_up_in_accounting(tmp_path: Path, sacct: Any, said: str) -> None:
     scripts = {} if sacct is None else {"sacct": saying(tmp_path, *sacct)}
-    slurm = stub(tmp_path, scontrol=saying(tmp_path, NOT_KNOWN, 1, ">&2"), **scripts)
-    assert slurm.end_reason("7") == said
+    assert stub(tmp_path, scontrol=saying(tmp_path, NOT_KNOWN, 1, ">&2"), **scripts).end_reason("7") == said
 
 
 @pytest.fixture
@@ -350,8 +349,7 @@ def test_a_run_without_some_nodes() -> None:
     ],
 )
 def test_what_sbatch_refuses_is_told_with_key_and_value(tmp_path: Path, words: str, said: str) -> None:
-    error = f"sbatch: error: Batch job submission failed: {words}\n"
-    slurm = stub(tmp_path, sbatch=saying(tmp_path, error, 1, ">&2"))
+    slurm = stub(tmp_path, sbatch=saying(tmp_path, f"sbatch: error: Batch job submission failed: {words}\n", 1, ">&2"))
     with pytest.raises(SubmissionRefused) as refused:
         slurm.submit(tmp_path / "job.sbatch")
     text = str(refusal(slurm, cluster_of(partition="gpux", time="9-0", gres="foo:1"), str(refused.value)))
@@ -368,8 +366,7 @@ def test_what_sbatch_refuses_is_told_with_key_and_value(tmp_path: Path, words: s
     ],
 )  # fmt: skip
 def test_limits_that_sbatch_ignores_are_told_too(nodes: int, slurm: dict[str, str], keys: list[str]) -> None:
-    text = "main*|infinite|1-infinite\nshort|10:00|1-2\nlong|1-00:00:00|1-infinite\n"
-    limits = answers.parse_partition_limits(text)
+    limits = answers.parse_partition_limits("main*|infinite|1-infinite\nshort|10:00|1-2\nlong|1-00:00:00|1-infinite\n")
     assert over_limits(cluster_of(nodes, **slurm), limits, None) == keys
     assert over_limits(spec_of("cluster.slurm.time='11'").cluster, limits, "short") == ["time"]
 

@@ -394,8 +394,7 @@ def test_what_became_of_a_test_is_said_with_where_it_ran(tmp_path: Path, monkeyp
     assert found.setting.endswith("on CPU cores") and "8 ranks on 4 nodes" in found.setting
     assert found.hardware.endswith(", all nodes of the box on one machine")
     assert found.path == "NCCL: 8 channels by NET/IB, 8 channels by P2P"
-    local = prepare_test(BY_NAME["02_ddp"], SmokeOptions(scale="tiny"), facts(gpus=8))
-    assert local.setting.endswith("on GPUs")
+    assert prepare_test(BY_NAME["02_ddp"], SmokeOptions(scale="tiny"), facts(gpus=8)).setting.endswith("on GPUs")
 
 
 def test_a_climb_has_passed_only_if_something_ran() -> None:

@@ -376,8 +376,7 @@ def test_a_folder_that_others_can_reach_is_refused(tmp_path: Path) -> None:
 
 
 def test_only_folders_of_ended_jobs_are_swept(tmp_path: Path) -> None:
-    names = ["box.7.0", "box.8.0", "box.9.0", "box.9.1", "box.12.0", "other.7.0", "x"]
-    for name in names:
+    for name in ["box.7.0", "box.8.0", "box.9.0", "box.9.1", "box.12.0", "other.7.0", "x"]:
         (tmp_path / name).mkdir()
     node.sweep(str(tmp_path), {"job": "box.9.1", "live": ["8", "9"]})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["box.12.0", "box.8.0", "box.9.1", "other.7.0", "x"]

@@ -46,7 +46,6 @@ def test_each_strategy_implements_the_contract(name: str) -> None:
 @pytest.mark.parametrize("name", REGISTRY)
 def test_the_engine_of_each_strategy_can_run_it(name: str) -> None:
     engine = engine_of(name)
-    needed = get_type_hints(engine.__init__)["strategy"]
-    assert issubclass(import_target(REGISTRY[name].target), needed)
+    assert issubclass(import_target(REGISTRY[name].target), get_type_hints(engine.__init__)["strategy"])
     assert parameters(engine.__init__) == parameters(Engine.__init__)
     assert parameters(engine.run) == parameters(Engine.run)

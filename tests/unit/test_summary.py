@@ -45,8 +45,7 @@ def test_warm_up_is_told_apart() -> None:
 
 
 def test_time_of_an_epoch_is_the_mean_step_times_its_steps() -> None:
-    times = [10.0] * 5 + [1.0, 1.0, 4.0]
-    events = [step(n, t, 100) for n, t in enumerate(times, 1)]
+    events = [step(n, t, 100) for n, t in enumerate([10.0] * 5 + [1.0, 1.0, 4.0], 1)]
     data = {"event": "data", "time": 0.0, "rank": 0, "sequences": 30 * PLAN.batch.global_batch_size}
     warned = {"event": "warning", "time": 1.0, "rank": 1, "message": "slow disk HF_TOKEN=hf_abcdefghijklmnop"}
     ranks = {0: [{**data, "warnings": ["few rows"]}, *events], 1: [warned, warned]}
@@ -186,8 +185,7 @@ def test_wall_time_leaves_out_what_lies_between_attempts(first: int, resumed_fro
 
 
 def test_loads_of_experts_are_added_up_over_the_steps() -> None:
-    story = [{"event": "experts", "step": s, "layers": {"1": c}} for s, c in enumerate(([6, 0], [0, 2]))]
-    load = expert_load(story)
+    load = expert_load([{"event": "experts", "step": s, "layers": {"1": c}} for s, c in enumerate(([6, 0], [0, 2]))])
     assert load is not None
     assert (load["min"], load["max"], load["layers"][0]["unused"]) == (0.25, 0.75, 0)
     assert expert_load([]) is None

@@ -88,8 +88,7 @@ def test_a_node_that_never_joins_ends_the_run() -> None:
     cluster = Cluster(3)
     cluster.report(0)
     cluster.tick()
-    orders = cluster.tick(JOIN_S + 1, heard=[0])
-    assert "node 1, 2 did not join" in orders.end
+    assert "node 1, 2 did not join" in cluster.tick(JOIN_S + 1, heard=[0]).end
     assert cluster.supervisor.result().not_joined == [1, 2]
 
 

@@ -73,8 +73,7 @@ def test_optuna_chooses_from_ranges_and_a_continued_study_repeats_nothing(tmp_pa
     assert all(4 <= int(rank) <= 64 for rank in ranks) and set(schedules) <= {"linear", "cosine"}
     states = [trial.state.name for trial in sweep_trials._study(tmp_path / "a").trials]
     assert states == ["COMPLETE", "PRUNED", "FAIL", "COMPLETE", "FAIL", "RUNNING"]
-    wrong = ("a=2..1", "a=0..1:log", "a=1..2:lin", "a=x..y", "a=1..2,3", "a=..")
-    for grid in ([], *([item] for item in wrong)):
+    for grid in ([], *([item] for item in ("a=2..1", "a=0..1:log", "a=1..2:lin", "a=x..y", "a=1..2,3", "a=.."))):
         with pytest.raises(RequestError, match="--grid"):
             sweep.trial_points(grid, 3)
 

@@ -65,8 +65,7 @@ def in_terminal(columns: int, *argv: str, cwd: Path) -> list[str]:
             raw += block
         assert process.wait(60) == 0, raw.decode()
     os.close(ours)
-    text = CODES.sub("", raw.decode())
-    return [line.rstrip() for line in re.split("[\r\n]+", text) if line.strip()]
+    return [line.rstrip() for line in re.split("[\r\n]+", CODES.sub("", raw.decode())) if line.strip()]
 
 
 @pytest.mark.parametrize("columns", [160, 80, 60, 40])
@@ -133,8 +132,7 @@ def test_a_run_that_has_not_ended_shows_what_was_requested(tmp_path: Path) -> No
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "spec.yaml").write_text(spec)
     (tmp_path / "runs" / "live-1" / "plan.json").write_text('{"strategy": "zero1"}')
-    done = allranks("runs", "--json", cwd=tmp_path)
-    rows = {row["run"]: row for row in json.loads(done.stdout)}
+    rows = {row["run"]: row for row in json.loads(allranks("runs", "--json", cwd=tmp_path).stdout)}
     assert (rows["live-1"]["model"], rows["live-1"]["dataset"]) == ("tiny:bert", "builtin:news")
     assert (rows["broken-1"]["model"], rows["broken-1"]["dataset"]) == (None, None)
     keys = "run folder status strategy compared world_size model dataset steps train_loss_last eval_loss tokens_per_s"

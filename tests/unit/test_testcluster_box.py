@@ -190,10 +190,8 @@ def test_folders_of_a_python_in_tmp(
 
 @pytest.mark.skipif(shutil.which("nsenter") is None, reason="no nsenter here")
 def test_prefixes_with_and_without_root() -> None:
-    login = processes.enter_as_user(plan(), 7, processes.LOGIN_KINDS)
-    assert login[1:] == ["--target=7", "--net", "--mount", "--uts"]
+    assert processes.enter_as_user(plan(), 7, processes.LOGIN_KINDS)[1:] == ["--target=7", "--net", "--mount", "--uts"]
     rootless = processes.enter_as_user(plan(uid=1000), 7, processes.NODE_KINDS)
     assert rootless[1:4] == ["--target=7", "--user", "--preserve-credentials"]
     assert rootless[-3:] == ["--user", "--map-user=1000", "--map-group=1000"]
-    words = processes.set_environment({"A": "x y"}, cwd="/a b", clean=True)
-    assert words[1:] == ["-i", "--chdir=/a b", "A=x y"]
+    assert processes.set_environment({"A": "x y"}, cwd="/a b", clean=True)[1:] == ["-i", "--chdir=/a b", "A=x y"]

@@ -174,8 +174,7 @@ def machines(draw: st.DrawFn) -> tuple[list[str], dict[tuple[int, int], str], li
 def printed(machine: tuple, tabs: bool, nic_rows: bool) -> str:
     """As nvidia-smi would print it, with 0 to 2 of the affinity columns."""
     names, links, sides, columns = machine
-    shown = ["CPU Affinity", "NUMA Affinity"][:columns]
-    rows = [["", *names, *shown]]
+    rows = [["", *names, *["CPU Affinity", "NUMA Affinity"][:columns]]]
     for a, name in enumerate(names):
         if name.startswith("NIC") and not nic_rows:
             continue
@@ -294,8 +293,7 @@ def test_without_a_driver_and_with_one(tmp_path: Path) -> None:
 
 
 def test_a_matrix_from_standard_input_behind_a_log() -> None:
-    log = "".join(f"step {i} done\n" for i in range(9))
-    done = topo("-", data=log + texts.SEED_L4)
+    done = topo("-", data="".join(f"step {i} done\n" for i in range(9)) + texts.SEED_L4)
     assert done.returncode == 0, done.stderr
     assert "line 3: step 2 done" in done.stdout and "6 more lines, up to line 9" in done.stdout
     closed = without_stdin("topo")

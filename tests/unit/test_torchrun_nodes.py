@@ -12,8 +12,7 @@ from allranks.launch.torchrun.options import TorchrunOptions, parse
 
 
 def options(port: int, *more: str) -> TorchrunOptions:
-    words = ("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=j", *more, "p.py")
-    return parse(words, {})
+    return parse(("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=j", *more, "p.py"), {})
 
 
 @pytest.fixture
@@ -33,8 +32,7 @@ def gather_in_thread(listener: socket.socket, *more: str) -> tuple[threading.Thr
     hosts: list[str] = []
 
     def run() -> None:
-        own = nodes.Join(node=0, host="n10", procs=1)
-        found = nodes.gather(listener, options(0, *more), own, lambda _: None)
+        found = nodes.gather(listener, options(0, *more), nodes.Join(node=0, host="n10", procs=1), lambda _: None)
         hosts.extend(one.host for one, _ in found)
 
     thread = threading.Thread(target=run, daemon=True)

@@ -50,8 +50,7 @@ def test_pieces_end_between_events_whatever_stands_in_them(tmp_path: Path, small
             {"list": [{"a": 1}, {"b": {"c": 2}}, {}]},
             {"text": "\\\\ \u00e4\u2603 }\n,\n{ ]}"},
         ][i % 3]  # fmt: skip
-    path = write(tmp_path / name, events)
-    stream = TraceStream(path)
+    stream = TraceStream(write(tmp_path / name, events))
     assert names_of(stream) == [e["name"] for e in events]
     assert (stream.damage, stream.skipped) == (None, 0)
     assert stream.head.base_ns == 1_700_000_000_000_000_000
@@ -80,8 +79,7 @@ def test_gzip_members_of_any_sizes(tmp_path: Path, sizes: tuple[int, ...], behin
     """A member can end anywhere in the data that was read or unpacked at once, and need not have any."""
     rows = (b'{"ph": "X", "name": "aten::op%d"},\n' % i for i in count())
     text = (b'{"traceEvents": [' + b"".join(islice(rows, sum(sizes) // 30)))[: sum(sizes)]
-    cuts = [0, *accumulate(sizes[:-1]), len(text)]
-    members = [gzip.compress(text[a:b]) for a, b in pairwise(cuts)]
+    members = [gzip.compress(text[a:b]) for a, b in pairwise([0, *accumulate(sizes[:-1]), len(text)])]
     path = tmp_path / "t.json.gz"
     path.write_bytes(b"".join(members) + behind)
     stream = TraceStream(path)

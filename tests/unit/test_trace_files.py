@@ -109,8 +109,7 @@ def test_a_comparison_has_the_traces_of_each_strategy(tmp_path: Path) -> None:
     (tmp_path / "compare" / "measured.json").write_text("{}")
     for name in ("a", "b"):
         write_ranks(tmp_path / "compare" / name / "traces", work(), work())
-    found = analyse([tmp_path])
-    assert [(len(r.ranks), {p.kind for p in r.problems}) for r in found] == [(2, {"not_aligned"})] * 2
+    assert [(len(r.ranks), {p.kind for p in r.problems}) for r in analyse([tmp_path])] == [(2, {"not_aligned"})] * 2
 
 
 def test_a_name_that_is_no_utf_8_can_be_written_about(tmp_path: Path) -> None:

@@ -98,8 +98,7 @@ def test_the_profilers_own_processes_have_names_and_stand_last(tmp_path: Path) -
     end = {"ph": "i", "name": "Record Window End", "pid": "", "tid": "", "ts": 9, "s": "g"}
     label = {"ph": "M", "name": "process_labels", "pid": 100, "tid": 0, "ts": 0, "args": {"labels": "CPU"}}
     write(tmp_path / "t" / "rank0.json", [own, end, label, step(1, 0, 10)], 0, 1)
-    merged = merge(tmp_path / "t")
-    found = [e for e in merged["traceEvents"] if e["ph"] == "M"]
+    found = [e for e in merge(tmp_path / "t")["traceEvents"] if e["ph"] == "M"]
     order = {e["pid"]: e["args"]["sort_index"] for e in found if e["name"] == "process_sort_index"}
     names = {order[e["pid"]]: e["args"]["name"] for e in found if e["name"] == "process_name"}
     assert [names[place] for place in sorted(names)] == ["rank 0: CPU", "rank 0: Spans", "rank 0: profiler"]

@@ -281,8 +281,7 @@ def test_a_send_and_its_receive_are_one(tmp_path: Path) -> None:
     to = {"Src Rank": 0, "Dst Rank": 1, "Group size": 2}
     back = {"Src Rank": 1, "Dst Rank": 0, "Group size": 2}
     one = [step(1, 0, 1000), nccl("send", 100, 200, 0, **to), nccl("recv", 300, 420, 1, **back)]
-    other = [step(1, 0, 1000), nccl("recv", 50, 200, 0, **to), nccl("send", 400, 420, 1, **back)]
-    report = run(tmp_path, one, other)
+    report = run(tmp_path, one, [step(1, 0, 1000), nccl("recv", 50, 200, 0, **to), nccl("send", 400, 420, 1, **back)])
     assert [p.kind for p in report.pairing.longest] == ["send_recv", "send_recv"]
     assert [r.last for r in sorted(report.stragglers, key=lambda r: r.rank)] == [1, 1]
     assert report.ranks[0].clock_pairs == 0, "a receive may end long after its send: no clock"
@@ -313,8 +312,7 @@ def test_a_rank_whose_first_step_began_late_is_paired_from_its_end(tmp_path: Pat
     late = [step(2, 1000, 2000), *gloo("all_reduce", 1100, 1150, 1200, [[[8]]])]
     first = gloo("all_reduce", 10, 20, 120, [[[8]]])
     one = [step(1, 0, 1000), *first, *gloo("all_reduce", 200, 210, 300, [[[8]]]), *second]
-    other = [step(1, 0, 1000), *gloo("all_reduce", 200, 280, 300, [[[8]]]), *late]
-    report = run(tmp_path, one, other)
+    report = run(tmp_path, one, [step(1, 0, 1000), *gloo("all_reduce", 200, 280, 300, [[[8]]]), *late])
     (text,) = told(report, "missing_collective")
     assert "step 1, all_reduce of 32 B: rank 1 has 1, the others have 2" in text
     assert report.pairing.wait_s == pytest.approx((70 + 40) * 1e-6)

@@ -87,8 +87,7 @@ def test_rocm_without_rank_and_with_an_empty_last_step() -> None:
     report = only(shared("traces", "mi250_rocm.json.gz"))
     assert {p.kind for p in report.problems} == {"no_rank", "empty_step"}
     assert report.ranks[0].total.overlap is None
-    phases = {p.phase: p for p in report.ranks[0].phases}
-    assert phases["backward"].busy_s > 0
+    assert {p.phase: p for p in report.ranks[0].phases}["backward"].busy_s > 0
 
 
 def test_a_trace_of_the_host_alone() -> None:
@@ -106,5 +105,4 @@ def test_two_of_128_ranks_are_one_run() -> None:
 
 
 def test_a_folder_of_unrelated_traces_gives_a_report_for_each() -> None:
-    names = {r.name for r in analyse([shared("traces")])}
-    assert names == {name.split("/")[0] for name in GPU_TRACES} | {CPU, HOST}
+    assert {r.name for r in analyse([shared("traces")])} == {name.split("/")[0] for name in GPU_TRACES} | {CPU, HOST}

@@ -184,8 +184,7 @@ def test_profilers_that_start_late_are_no_stragglers(tmp_path: Path) -> None:
     truth, report = make(Scenario(start_skew_us={2: 4000}, slow={(5, 2): 300}), tmp_path)
     assert report.startup is not None
     assert report.startup.skew_s == seconds(4000)
-    fake = {r: round(w * 1e6) for r, w in report.startup.fake_wait_s.items()}
-    assert fake == {r: 4000 * (r != 2) for r in range(8)}
+    assert {r: round(w * 1e6) for r, w in report.startup.fake_wait_s.items()} == {r: 4000 * (r != 2) for r in range(8)}
     worst = max(report.stragglers, key=lambda row: row.caused_wait_s)
     assert (worst.rank, round(worst.caused_wait_s * 1e6)) == (5, 300)
     for rank in report.ranks:

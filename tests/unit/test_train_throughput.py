@@ -51,8 +51,7 @@ def test_the_goal_is_what_is_left_where_that_is_less(left: float, goal: float, m
 
 
 def test_rows_hold_whole_documents() -> None:
-    documents = [np.arange(1, 1 + n) for n in LENGTHS]
-    row = joined(documents)
+    row = joined([np.arange(1, 1 + n) for n in LENGTHS])
     assert row["position_ids"].tolist() == [*range(5), *range(3), *range(6)]
     assert row["labels"][row["position_ids"] == 0].tolist() == [IGNORED] * 3
     assert row["labels"][row["position_ids"] > 0].tolist() == row["input_ids"][row["position_ids"] > 0].tolist()
@@ -91,8 +90,7 @@ def test_attention_by_document_equals_the_dense_mask(batch: dict[str, torch.Tens
 
 def test_the_floor_counts_the_products_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_floor, "seconds", lambda action, device: [action(), 0.001][1])
-    shapes = Shapes(16, 16, 8, 12, 2, 2, 1, 4, 24, 2, full=False)
-    found = floor(shapes, [10, 6], torch.device("cpu"), torch.float32)
+    found = floor(Shapes(16, 16, 8, 12, 2, 2, 1, 4, 24, 2, full=False), [10, 6], torch.device("cpu"), torch.float32)
     block = 8 * 8 + 2 * 8 * 4 + 8 * 8 + 3 * 8 * 12
     adapters = 2 * ((8 + 8) + 2 * (8 + 4) + (8 + 8) + 2 * (8 + 12) + (12 + 8))
     assert found["product_flops"] == 2 * 16 * (2 * (2 * block + 8 * 24) - 8 * (8 + 4 + 4) + 3 * 2 * adapters)

@@ -42,20 +42,17 @@ def test_the_state_follows_the_events() -> None:
 
 
 def test_a_run_that_has_ended_is_shown_once(tmp_path: Path) -> None:
-    run = complete_run(tmp_path, "demo")
-    code, shown = verb("watch", str(run.root))
+    code, shown = verb("watch", str(complete_run(tmp_path, "demo").root))
     assert code == 0 and "demo  succeeded" in shown and "step 10/10" in shown
     assert verb("watch", "nope", "--run-root", str(tmp_path))[0] == 2
 
 
 def test_the_page_needs_the_token_and_the_name_of_this_machine(tmp_path: Path) -> None:
-    run = complete_run(tmp_path, "demo")
-    command = [sys.executable, "-m", "allranks.cli.main", "watch", "--web", str(run.root)]
+    command = [sys.executable, "-m", "allranks.cli.main", "watch", "--web", str(complete_run(tmp_path, "demo").root)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
         try:
             assert server.stdout is not None
-            address = server.stdout.readline().split()[-1]
-            parts = urlsplit(address)
+            parts = urlsplit(server.stdout.readline().split()[-1])
             place = f"{parts.path}?{parts.query}"
             for path, host, code in (
                 (place, parts.netloc, 200),

@@ -65,8 +65,7 @@ class Finder(importlib.abc.MetaPathFinder):
         def exec_module(module: Any) -> None:
             usual(module)
             for where, (_, owner, name) in places.items():
-                at = getattr(module, owner) if owner else module
-                wrap(at, name, [x for x in self.plants if x["where"] == where])
+                wrap(getattr(module, owner) if owner else module, name, [x for x in self.plants if x["where"] == where])
 
         spec.loader.exec_module = exec_module
         return spec
