@@ -51,7 +51,7 @@ C10D = "--rdzv_backend=c10d --rdzv_id=$SLURM_JOB_ID --rdzv_endpoint=$MASTER_ADDR
         ("--nproc_per_node=2", "--run_name sft --max_steps 10", 2),  # 000, one node
         (f"--nnodes=$SLURM_JOB_NUM_NODES --nproc_per_node=2 --node_rank=$SLURM_NODEID {C10D}", "--bf16 True", 4),  # 000
         ("--standalone --nproc_per_node=2", "--ddp-choice simple_ddp", 2),  # 002, and 004 on one node
-        (f"--nnodes=$SLURM_JOB_NUM_NODES --nproc_per_node=2 {C10D}", "", 6),  # 003
+        (f"--nnodes=$SLURM_JOB_NUM_NODES --nproc_per_node=2 {C10D} --node_rank=$SLURM_NODEID", "--epochs 3", 6),  # 003
         (
             "--nnodes=$SLURM_JOB_NUM_NODES --nproc_per_node=2 --node_rank=$SLURM_NODEID --master_addr=$MASTER_ADDR "
             "--master_port=$MASTER_PORT",

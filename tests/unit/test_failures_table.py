@@ -73,6 +73,8 @@ def test_the_verb_lists_all_and_json_holds_each_field() -> None:
     rows = json.loads(CliRunner().invoke(failures_command, ["--json"], standalone_mode=False).output)["failures"]
     assert [r["number"] for r in rows] == list(range(1, 41))
     assert set(rows[0]) == {"number", "title", "how", "where", "page", "tests", "evidence", "classes"}
+    section = CliRunner().invoke(failures_command, ["18"], standalone_mode=False).output
+    assert re.match(r"18\. Rendezvous port in use *\n", section) and "\nFix " in section and "tests/" not in section
 
 
 @EACH

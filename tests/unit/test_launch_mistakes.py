@@ -86,7 +86,7 @@ MISTAKES: dict[str, Case] = {
     "encoder-decoder": ({"model_type": "t5", "vocab_size": 300, "is_encoder_decoder": True}, {}, ROWS, SpecError, r"a t5 is an encoder-decoder"),
     "encoder-decoder by its type": ({"model_type": "bart", "vocab_size": 300}, {}, ROWS, SpecError, r"a bart is an encoder-decoder"),
     "encoder-decoder, what is supported": ({"model_type": "t5", "vocab_size": 300}, {}, ROWS, SpecError, r"does not train; supported are causal .*script\.path"),
-    "images": ({"model_type": "llama4", "vocab_size": 300}, {}, ROWS, SpecError, r"a llama4 also reads or writes images or audio.*docs/models\.md"),
+    "images": ({"model_type": "llama4", "vocab_size": 300}, {}, ROWS, SpecError, r"a llama4 also reads or writes images or audio.*documentation lists the tested ones"),
     "images by the config": (LLAMA | {"vision_config": {"depth": 2}}, {}, ROWS, SpecError, r"a llama also reads .* images"),
     "images, the language model alone": ({"model_type": "gemma3", "vocab_size": 300}, {}, ROWS, SpecError, r"use its language model alone \(gemma3_text\)"),
     "speech": ({"model_type": "whisper", "vocab_size": 300, "is_encoder_decoder": True}, {}, ROWS, SpecError, r"a whisper is an encoder-decoder"),
@@ -176,7 +176,7 @@ def test_long_rows_of_a_rotary_model_and_an_architecture_that_no_test_covers_are
     assert "max_length is 500" in warning and "128 positions" in warning
     assert model_warnings(parse_spec(good_spec(tmp_path / "b"))) == []
     (warning,) = model_warnings(parse_spec(good_spec(tmp_path / "c", LLAMA | {"model_type": "nemotron"})))
-    assert "nemotron, which is not among the tested architectures (docs/models.md)" in warning
+    assert "nemotron, which is not among the tested architectures (documentation: models)" in warning
 
 
 @pytest.mark.parametrize("kind", ["opt", "mamba", "rwkv"])

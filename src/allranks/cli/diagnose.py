@@ -62,13 +62,6 @@ def diagnose_command(
     return EXIT_OK if diagnosis.verdict == "healthy" else EXIT_FAILED
 
 
-HANDLING_LEGEND = (
-    "P: prevented by design, R: refused before the ranks start, D: named by diagnose. Details: docs/failures.md"
-)
-EVIDENCE_TEXT = {
-    "injected": "a test reproduces the failure; parts that the page calls replayed are replayed",
-    "replayed": "a test replays logs and facts of a real case, because it needs GPUs or a network fabric",
-}
 CLASS_FIELDS = (
     ("cause", "cause"),
     ("fix", "fix"),
@@ -96,6 +89,13 @@ def failures_command(name: str | None, as_json: bool) -> int:
             raise RequestError(f"{name}: no failure has this number or class name; list them with `allranks failures`")
     if as_json:
         print_json({"classes": entries, "failures": rows})
+    elif name is not None and name.isdigit():
+        from rich.markdown import Markdown
+
+        from allranks.cli.console import SafeConsole
+
+        (failure,) = (f for f in KNOWN_FAILURES if str(f.number) == name)
+        SafeConsole().print(Markdown(failure.text, hyperlinks=False))
     elif name is not None:
         _print_details(entries, rows)
     else:
@@ -120,8 +120,7 @@ def _print_details(entries: list[dict[str, str]], rows: list[dict[str, Any]]) ->
         echo(f"  {HANDLING_WORDS[r['how']]:<11} {r['where']}")
         for name in r["classes"]:
             echo(f"  {'in logs':<11} {name}")
-        echo(f"  {'page':<11} {r['page']}")
-        echo(f"  {'evidence':<11} {EVIDENCE_TEXT[r['evidence']]}")
+        echo(f"  {'more':<11} allranks failures {r['number']}")
 
 
 def _print_tables(entries: list[dict[str, str]], rows: list[dict[str, Any]]) -> None:
@@ -135,5 +134,5 @@ def _print_tables(entries: list[dict[str, str]], rows: list[dict[str, Any]]) -> 
     lines = [[str(r["number"]), r["title"], r["how"], r["where"]] for r in rows]
     print_fitted(console, [*columns, FittedColumn("where", fold_to=24)], lines, title="The forty failures")
     console.print()
-    console.print(HANDLING_LEGEND, highlight=False)
-    console.print("allranks failures NAME shows one with its cause, cure and page.", highlight=False)
+    console.print("P: prevented by design, R: refused before the ranks start, D: named by diagnose.", highlight=False)
+    console.print("allranks failures NAME shows a class, allranks failures NUMBER a failure.", highlight=False)

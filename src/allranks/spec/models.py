@@ -75,7 +75,7 @@ TYPES = msgspec.json.decode((Path(__file__).parent / "model_types.json").read_by
 MULTIMODAL_KEYS = ("vision_config", "audio_config", "speech_config", "audio_encoder", "vision_tower", "img_processor")
 SUPPORTED = (
     "supported are causal language models (such as llama, qwen3, mistral, gpt2) and encoders as classifiers (such as "
-    "bert, roberta); docs/models.md lists the tested ones; for others run your own program with script.path"
+    "bert, roberta); the documentation lists the tested ones (models); for others run your own program with script.path"
 )
 
 
@@ -103,7 +103,7 @@ def dense_mask_reason(model_type: str, attention: str) -> str:
     entry = tested(model_type)
     within_rows = entry is not None and entry.task == "text" and entry.attention == "sdpa" and packs_rows(model_type)
     if attention == "sdpa" and not within_rows:
-        return f"{model_type} is not among the model types tested without it (docs/models.md)"
+        return f"{model_type} is not among the model types tested without it (documentation: models)"
     return ""
 
 
@@ -239,7 +239,7 @@ def architecture_warning(model_type: Any, where: str) -> str | None:
     if not isinstance(model_type, str) or tested(model_type) is not None:
         return None
     return (
-        f"{where} is a {model_type}, which is not among the tested architectures (docs/models.md); compare its first "
+        f"{where} is a {model_type}, which is not among the tested architectures (documentation: models); compare its first "
         "losses with another program's"
     )
 

@@ -168,7 +168,7 @@ class DataSpec(Record, frozen=True):
     """auto, alpaca, chat, completion, text, classification, or a Jinja file"""
     columns: dict[str, str | list[str]] = {}
     """column names by role, where they differ from what the template expects, such as {prompt: question, response:
-    answer}; docs/own-data.md"""
+    answer}; documentation: own-data"""
     text_rows: Literal["auto", "file", "paragraph"] = "auto"
     """rows of .txt and .md files: one per file, or one per paragraph (blank lines separate them); auto = file for a
     folder or a pattern, paragraph for a single file"""

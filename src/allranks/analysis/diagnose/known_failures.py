@@ -18,8 +18,7 @@ class KnownFailure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ``how`` is P (prevented by construction), R (refused before the ranks start) or D (named by `diagnose`).
     ``where`` says how it is prevented or found.
     ``evidence``: whether the tests that `page` lists reproduce the failure, or replay logs and facts of it because it
-    needs
-    GPUs or a fabric.
+    needs GPUs or a fabric.
     ``classes`` are the failure classes by which `diagnose` reports it outside of allranks.
     """
 
@@ -34,6 +33,12 @@ class KnownFailure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def page(self) -> str:
         """Return the section of the documentation."""
         return f"docs/failures.md#failure-{self.number}"
+
+    @property
+    def text(self) -> str:
+        """Return that section without its tests, as Markdown: symptom, cause, what allranks does, fix."""
+        _, _, rest = Path(__file__).with_suffix(".md").read_text("utf-8").partition(f'<a id="failure-{self.number}"></a>')
+        return rest.partition("\n### Tests")[0].strip()
 
 
 KNOWN_FAILURES: tuple[KnownFailure, ...] = msgspec.json.decode(

@@ -135,8 +135,9 @@ def _finding(finding: DiagnosisFinding, width: int, *, first: bool) -> Iterator[
     for text in finding.against:
         yield from _item("against", text, width)
     yield from _item("next test", finding.next_test, width)
-    if pages := ", ".join(failure.page for failure in KNOWN_FAILURES if finding.id in failure.classes):
-        yield from _item("page", pages, width)
+    for failure in KNOWN_FAILURES:
+        if finding.id in failure.classes:
+            yield from _item("more", f"allranks failures {failure.number}", width)
     yield ""
 
 

@@ -17,7 +17,6 @@ from rich.text import Text
 
 from allranks.analysis.lint.files import MAX_BYTES
 from allranks.analysis.lint.records import Edit, LintFinding, LintReport
-from allranks.analysis.lint.rules import RULES
 from allranks.errors import RequestError
 from allranks.utils.filesystem import write_error
 from allranks.utils.inputs import STDIN_NAME, read_input
@@ -66,8 +65,7 @@ def _show_file(console: Console, findings: list[LintFinding]) -> None:
             explained.add(why)
             _block(console, "why   ", first.why, "")
             _block(console, "cure  ", first.cure, "green")
-            page = f"; docs/lint-rules.md#{first.id}" if first.id in RULES else ""
-            _block(console, "from  ", first.source + page, "dim")
+            _block(console, "from  ", first.source, "dim")
         console.print()
 
 

@@ -21,7 +21,7 @@ usage: allranks torchrun [torchrun's options] PROGRAM [ARGS...]
 
 Start PROGRAM as torchrun does. The log of every rank is kept, hangs are
 watched, and a failure is explained: rank, host, line, reason. Options and PET_*
-variables are torchrun's (differences: docs/torchrun.md):
+variables are torchrun's (differences: torchrun in the documentation):
 
   --standalone, --nnodes N|MIN:MAX, --nproc-per-node N|auto|gpu|cpu
   --node-rank N (default: SLURM_NODEID), --master-addr HOST, --master-port PORT
