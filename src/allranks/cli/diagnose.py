@@ -62,13 +62,7 @@ def diagnose_command(
     return EXIT_OK if diagnosis.verdict == "healthy" else EXIT_FAILED
 
 
-CLASS_FIELDS = (
-    ("cause", "cause"),
-    ("fix", "fix"),
-    ("next test", "next_test"),
-    ("example", "example"),
-    ("reference", "reference"),
-)
+CLASS_FIELDS = ("cause", "fix", "next_test", "example", "reference")
 
 
 @click.command("failures")
@@ -113,8 +107,8 @@ def _print_details(entries: list[dict[str, str]], rows: list[dict[str, Any]]) ->
 
     for e in entries:
         echo(f"{e['id']}: {e['title']}")
-        for label, key in CLASS_FIELDS:
-            echo(f"  {label:<11} {e[key]}")
+        for key in CLASS_FIELDS:
+            echo(f"  {key.replace('_', ' '):<11} {e[key]}")
     for r in rows:
         echo(f"failure {r['number']}: {r['title']}")
         echo(f"  {HANDLING_WORDS[r['how']]:<11} {r['where']}")
