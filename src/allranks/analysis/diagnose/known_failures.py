@@ -37,7 +37,7 @@ class KnownFailure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def text(self) -> str:
         """Return that section without its tests, as Markdown: symptom, cause, what allranks does, fix."""
-        _, _, rest = Path(__file__).with_suffix(".md").read_text("utf-8").partition(f'<a id="failure-{self.number}"></a>')
+        _, _, rest = Path(__file__).with_suffix(".md").read_text("utf-8").partition(f'id="failure-{self.number}"></a>')
         return rest.partition("\n### Tests")[0].strip()
 
 
