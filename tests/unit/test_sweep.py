@@ -43,9 +43,10 @@ def test_the_same_command_continues_its_sweep_and_one_process_runs_it(tmp_path: 
     assert len({one.folder for one in (first, *others)}) == 3
     with sweep.only_one(first), pytest.raises(RequestError, match="another process"), sweep.only_one(first):
         pass
-    before = sorted(tmp_path.rglob("*"))
-    for sets, wrong in (["cluster.env.HF_TOKEN=hf_" + "a1B2c3D4" * 4], points), ([], grid_points(["train.lrr=1"])):
-        with pytest.raises(RequestError, match=r"hold a secret|did you mean 'train\.lr'") as raised:
+    before, gone = sorted(tmp_path.rglob("*")), grid_points(["cluster.python=./gone"])
+    secret = ["cluster.env.HF_TOKEN=hf_" + "a1B2c3D4" * 4]
+    for sets, wrong in (secret, points), ([], grid_points(["train.lrr=1"])), (["cluster.launcher=slurm"], gone):
+        with pytest.raises(RequestError, match=r"hold a secret|did you mean 'train\.lr'|there is no gone") as raised:
             sweep.create_sweep(spec, sets, wrong)
         assert "a1B2" not in str(raised.value) and sorted(tmp_path.rglob("*")) == before
 

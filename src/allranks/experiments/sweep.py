@@ -55,6 +55,15 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     space: dict[str, sweep_trials.Axis] = {}
     """What Optuna chooses from; empty: every point has its settings."""
 
+    def extremes(self) -> list[SweepPoint]:
+        """Return the points, or of trials one for each end of a range and each value of a list, alone."""
+        ends = [
+            SweepPoint(name=key, sets=[f"{key}={axis.text(value)}"])
+            for key, axis in self.space.items()
+            for value in (axis.values or (axis.low, axis.high))
+        ]
+        return ends or self.points
+
     def settings(self, point: SweepPoint) -> list[str]:
         """Return the settings of a point; empty for a trial that has not begun."""
         return sweep_trials.read_settings(Path(self.folder), point.name) if self.space else point.sets
@@ -169,15 +178,11 @@ def create_sweep(
     Raises:
         RequestError: the spec, or a point, is wrong; nothing was created.
     """
-    base, space = preview.read_spec(spec, sets), space or {}
-    ends = [
-        SweepPoint(name=key, sets=[f"{key}={axis.text(value)}"])
-        for key, axis in space.items()
-        for value in (axis.values or (axis.low, axis.high))
-    ]
-    for point in ends or points:
+    base = preview.read_spec(spec, sets)
+    wanted = Sweep(folder="", sets=[*sets, *_absolute(base)], points=list(points), space=space or {})
+    for point in wanted.extremes():
         try:
-            preview.read_spec(spec, [*sets, *point.sets])
+            preview.check_paths(preview.read_spec(spec, [*sets, *point.sets]))
         except AllranksError as error:
             raise RequestError(f"point {point.name} ({' '.join(point.sets)}): {error}") from None
     text = spec.read_text("utf-8")
@@ -186,7 +191,6 @@ def create_sweep(
             f"{spec if secret is text else redact(secret)}: a sweep saves spec and settings, and these hold a secret; "
             "leave it out, and export the variable in the shell: ranks get its variables"
         )
-    wanted = Sweep(folder="", sets=[*sets, *_absolute(base)], points=list(points), space=space)
     same = [] if new else Path(base.run_root).absolute().glob(f"{base.name}-sweep-*/{RECORD}")
     for record in sorted(same, key=lambda path: path.stat().st_mtime_ns, reverse=True):
         one = open_sweep(record.parent)

@@ -71,7 +71,7 @@ def run_array(sweep: Sweep, view: Observer, *, again: bool = False, at_once: int
 
 def _require_equal_allocations(sweep: Sweep, base: preview.PreparedRun, folder: RunDir) -> None:
     options = sbatch_options(base.spec, base.plan, folder)
-    for point in (one for one in sweep.points if any(text.startswith("cluster.") for text in one.sets)):
+    for point in (one for one in sweep.extremes() if any(text.startswith("cluster.") for text in one.sets)):
         other = preview.prepare(folder.root / SPEC, [*sweep.sets, *point.sets])
         if sbatch_options(other.spec, other.plan, folder) != options:
             raise RequestError(
