@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,14 @@ def test_it_is_refused_before_the_launch(tmp_path: Path, sources: list[Spec], da
     with pytest.raises(AllranksError, match=words):
         spec = parse_spec(mixed(tmp_path, sources, **data))
         check_rows(spec, check_request(spec))
+
+
+def test_rows_are_left_to_the_ranks_where_the_launcher_has_no_numpy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = parse_spec(mixed(tmp_path, BOTH))
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    check_rows(spec, check_request(spec))
 
 
 @given(st.integers(0, 1000), st.lists(st.floats(0.01, 100), min_size=1, max_size=6))

@@ -14,15 +14,8 @@ from tests.unit.test_run_status import verb
 
 
 def step(rank: int, number: int, **more: object) -> dict:
-    return {
-        "event": "step",
-        "rank": rank,
-        "time": float(number),
-        "step": number,
-        "step_time_s": 0.5,
-        "tokens": 100,
-        **more,
-    }
+    usual = {"event": "step", "rank": rank, "time": float(number), "step": number, "step_time_s": 0.5, "tokens": 100}
+    return usual | more
 
 
 def test_the_state_follows_the_events() -> None:

@@ -88,8 +88,7 @@ def failures_command(name: str | None, as_json: bool) -> int:
 
         from allranks.cli.console import SafeConsole
 
-        (failure,) = (f for f in KNOWN_FAILURES if str(f.number) == name)
-        SafeConsole().print(Markdown(failure.text, hyperlinks=False))
+        SafeConsole().print(Markdown(KNOWN_FAILURES[int(name) - 1].text, hyperlinks=False))
     elif name is not None:
         _print_details(entries, rows)
     else:
@@ -98,8 +97,7 @@ def failures_command(name: str | None, as_json: bool) -> int:
 
 
 def _class_entry(entry: Any) -> dict[str, str]:
-    names = ("id", "title", "cause", "fix", "next_test", "reference", "example")
-    return {name: getattr(entry, name) for name in names}
+    return {name: getattr(entry, name) for name in ("id", "title", *CLASS_FIELDS)}
 
 
 def _print_details(entries: list[dict[str, str]], rows: list[dict[str, Any]]) -> None:

@@ -8,6 +8,7 @@ second. `check_rows` converts every row, as the ranks will. `launch.preview.chec
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
@@ -106,7 +107,7 @@ def _check_data(spec: RunSpec, data: DataSpec, classifier: bool | None) -> None:
 def check_rows(spec: RunSpec, classifier: bool | None) -> None:
     """Read and convert all rows of local files as the ranks will, to find unusable rows before they start.
 
-    A file above `MAX_ROW_BYTES`, and one that this machine does not see, is left to the ranks.
+    A file above `MAX_ROW_BYTES`, one that this machine does not see, and all files without numpy are left to the ranks.
 
     Args:
         classifier: the answer of `check_request`.
@@ -115,7 +116,7 @@ def check_rows(spec: RunSpec, classifier: bool | None) -> None:
         DataError: names the row.
     """
     data = spec.data
-    if data is None or spec.model is None or is_mlp(spec.model.name):
+    if data is None or spec.model is None or is_mlp(spec.model.name) or find_spec("numpy") is None:
         return
     sources = [source_of(part) for part in parts_of(data)] + ([spec.eval.source] if spec.eval.source else [])
     own = [source for source in sources if not source.startswith("builtin:")]
