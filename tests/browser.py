@@ -35,7 +35,6 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def close(self) -> None:
-        """End the browser."""
         self.call("Browser.close")
         self._process.wait(30)
 
@@ -57,9 +56,8 @@ class Browser:
         text, _, self._rest = self._rest.partition(b"\0")
         message = json.loads(text)
         method, event = message.get("method"), message.get("params", {})
-        if method == "Runtime.exceptionThrown" or (
-            method == "Runtime.consoleAPICalled" and event["type"] in ("error", "warning", "assert")
-        ):
+        bad = method == "Runtime.consoleAPICalled" and event["type"] in ("error", "warning", "assert")
+        if method == "Runtime.exceptionThrown" or bad:
             self.problems.append(json.dumps(event)[:500])
         elif method == "Log.entryAdded" and event["entry"]["level"] in ("error", "warning"):
             self.problems.append(event["entry"]["text"])
@@ -85,7 +83,6 @@ class Browser:
         return done["result"].get("value")
 
     def until(self, script: str, seconds: float = 120) -> None:
-        """Wait until a script returns true."""
         end = time.monotonic() + seconds
         while not self.run(script):
             assert time.monotonic() < end, f"never true: {script}"

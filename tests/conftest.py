@@ -49,7 +49,6 @@ def shared(*parts: str) -> Path:
 
 @pytest.fixture
 def rows_file(tmp_path: Path) -> Path:
-    """Forty small alpaca rows."""
     path = tmp_path / "rows.json"
     write_rows(path, 40)
     return path

@@ -139,9 +139,8 @@ class Forks:
 
     def _report_death(self, session: pytest.Session, worker: Worker) -> None:
         item = session.items[worker.tests.popleft()]
-        report: Any = pytest.TestReport(
-            item.nodeid, item.location, {}, "failed", f"the process that ran {item.nodeid} has died", "call"
-        )
+        died = f"the process that ran {item.nodeid} has died"
+        report: Any = pytest.TestReport(item.nodeid, item.location, {}, "failed", died, "call")
         session.config.hook.pytest_runtest_logreport(report=report)
 
 

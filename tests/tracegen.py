@@ -91,8 +91,6 @@ class StepOf:
 
 
 class Timeline(NamedTuple):
-    """All ranks, all steps."""
-
     steps: list[list[StepOf]]  # [step][rank]
     collectives: list[Collective]
 
@@ -233,19 +231,16 @@ class Truth:
     offset_us: dict[int, int]  # against the first rank that is there
 
     def total(self, rank: int, field: str) -> int:
-        """A field summed over the steps of a rank."""
         return sum(getattr(step, field) for (r, _), step in self.steps.items() if r == rank)
 
 
 def answer(s: Scenario, timeline: Timeline) -> Truth:
     """Every figure of every rank that has a file."""
     ranks = tuple(r for r in range(s.world) if r not in s.absent)
-    steps = {
-        (r, n): _step(s, r, step, [c for c in timeline.collectives if c.step == n])
-        for n, row in enumerate(timeline.steps)
-        for r, step in enumerate(row)
-        if r in ranks
-    }
+    steps = {}
+    for n, row in enumerate(timeline.steps):
+        calls = [c for c in timeline.collectives if c.step == n]
+        steps |= {(r, n): _step(s, r, step, calls) for r, step in enumerate(row) if r in ranks}
     first = s.offset_us.get(ranks[0], 0)
     collectives = tuple(_collective(s, c, ranks) for c in timeline.collectives)
     return Truth(ranks, steps, collectives, {r: s.offset_us.get(r, 0) - first for r in ranks})
@@ -326,7 +321,6 @@ def kernel_name(kind: str, names: str) -> str:
 
 
 def span(cat: str, name: str, pid: int, tid: int, start: int, end: int, **args: Any) -> Event:
-    """A complete event."""
     return {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": start, "dur": end - start, "args": args}
 
 
@@ -335,14 +329,12 @@ def metadata(kind: str, pid: int, tid: int, **args: Any) -> Event:
 
 
 def marks(s: Scenario, step: StepOf, number: int, pid: int) -> list[Event]:
-    """The step and its parts, on the main thread."""
     made = [(f"ProfilerStep#{number + 1}", (step.start, step.end))] if s.step_marks else []
     made += [(f"allranks.{name}", times) for name, times in step.parts.items()] if s.part_marks else []
     return [span("user_annotation", name, pid, pid, *times) for name, times in made]
 
 
 def write_traces(s: Scenario, timeline: Timeline, folder: Path) -> None:
-    """Write one ``rank<R>.json.gz`` a rank."""
     folder.mkdir(parents=True, exist_ok=True)
     for rank in set(range(s.world)) - s.absent:
         text = json.dumps(document(s, timeline, rank))
@@ -350,7 +342,6 @@ def write_traces(s: Scenario, timeline: Timeline, folder: Path) -> None:
 
 
 def document(s: Scenario, timeline: Timeline, rank: int) -> dict[str, Any]:
-    """One rank's trace as JSON."""
     events = (on_gpu if s.backend == "nccl" else on_cpu)(s, timeline, rank, PID + rank)
     for e in events:
         e["ts"] += s.offset_us.get(rank, 0)
@@ -469,10 +460,8 @@ def _gloo(c: Collective, rank: int, pid: int, runloop: int, world: int) -> list[
         types = ["float", "float", "", "Scalar"]
     given = {"Input Dims": [shard if shape.shard == "in" else whole], "Input type": ["float"]}
     call = {"Input Dims": dims, "Input type": types}
-    return [
-        span("cpu_op", shape.operator, pid, pid, m.launched, m.launched + 3, **call),
-        span("user_annotation", shape.gloo, pid, runloop, m.arrived, m.end, **given),
-    ]
+    calls = span("cpu_op", shape.operator, pid, pid, m.launched, m.launched + 3, **call)
+    return [calls, span("user_annotation", shape.gloo, pid, runloop, m.arrived, m.end, **given)]
 
 
 def generate(scenario: Scenario, folder: Path) -> Truth:

@@ -128,7 +128,7 @@ FILES: dict[str, set[str]] = {
     },
     "dist/test_smoke.py": {"test_the_first_two_rungs"},
     "dist/test_stops.py": {
-        "test_a_resumed_run_is_bitwise_one_that_never_stopped[Ctrl-C]",
+        "test_a_resumed_run_is_bitwise_one_unbroken[Ctrl-C]",
         "test_rewritten_answers_and_another_base_are_refused[exact]", "test_a_killed_rank_is_named_and_the_others_end",
         "test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state",
     },

@@ -244,9 +244,8 @@ def start_verb(
         err = stack.enter_context(errors.open("wb")) if errors else subprocess.STDOUT
         streams = {"stdin": stdin, "stdout": out, "stderr": err}
         command = [sys.executable, "-m", "allranks.cli.main", *words]
-        return subprocess.Popen(
-            command, env=env, cwd=more.get("cwd"), start_new_session=more.get("session", False), **streams
-        )
+        place = {"cwd": more.get("cwd"), "start_new_session": more.get("session", False)}
+        return subprocess.Popen(command, env=env, **place, **streams)
 
 
 def allranks(
@@ -341,7 +340,7 @@ def fork(call: str, argv: list[str], env: dict[str, str], cwd: str, session: boo
 
 
 def end_with(
-    call: Callable[[], object],
+    call: Callable,
     argv: list[str],
     env: Mapping[str, str],
     cwd: str,
@@ -418,21 +417,13 @@ _execute_child: Any = subprocess.Popen._execute_child  # type: ignore[attr-defin
 
 
 def fork_instead(
-    self: Any,
-    args: Any,
-    executable: Any,
-    preexec_fn: Any,
-    close_fds: Any,
-    pass_fds: Any,
-    cwd: Any,
-    env: Any,
-    *more: Any,
+    self: Any, args: Any, executable: Any, preexec: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any, *more: Any
 ) -> None:
     """In place of `subprocess.Popen._execute_child`: fork where a module of allranks would be started anew."""
     _, _, _, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *_, new_session, _ = more
     words = [word for word in args if word != "-u"] if isinstance(args, list) else []
     if words[:2] != [sys.executable, "-m"] or words[2] not in FORKED or _sees_imports(words):
-        _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *more)
+        _execute_child(self, args, executable, preexec, close_fds, pass_fds, cwd, env, *more)
         return
     self.pid = os.fork()
     if not self.pid:

@@ -71,14 +71,7 @@ def blames(rank: int, world: int) -> tuple[str, ...]:
 
 
 def _make(
-    launcher: str,
-    fault: str,
-    bound_s: float,
-    *,
-    nodes: int = 0,
-    suffix: str = "",
-    blames_others: bool = True,
-    **more: Any,
+    launcher: str, fault: str, bound_s: float, *, nodes: int = 0, end: str = "", blames_others: bool = True, **more: Any
 ) -> Case:
     """A case of a `fault` such as ``training rank KILL``: its phase, its target and what is done.
 
@@ -87,7 +80,7 @@ def _make(
     phase, target, what = fault.split()
     nodes = nodes or (1 if launcher == "local" else 2)
     world = nodes if launcher == "slurm" else 2
-    name = f"{launcher}-{phase}-{target}-{what}{suffix}"
+    name = f"{launcher}-{phase}-{target}-{what}{end}"
     values = {**_drawn(name, world), "actions": (Action(target=target, what=what),), "bound_s": bound_s, **more}
     rank = values["rank"]
     values["says"] = values.get("says", "").replace("RANK", str(rank)).replace("NODE", f"n{rank + 1}")
@@ -171,7 +164,7 @@ def _local() -> list[Case]:
         make("training agent KILL", 20, defect=10, **killed, **RESUMED),
         make("ending agent KILL", 20, defect=10, codes=(0, 1), **killed, **ENDING),
         make("training agent STOP", 60, steps=FINITE, codes=(0, 1), says=r"(?i)agent", defect=10),
-        make("training agent STOP", 20, suffix="+INT", actions=int_later, says=STOPPED, defect=10, **RESUMED),
+        make("training agent STOP", 20, end="+INT", actions=int_later, says=STOPPED, defect=10, **RESUMED),
         make("training agent TERM", 30, says=STOPPED, **RESUMED),
     ]
     # the command
@@ -186,9 +179,9 @@ def _local() -> list[Case]:
     paused = _then("command STOP", "command CONT", after_s=5.0)
     deaf = _then("rank STOP", "command INT", after_s=0.5)
     cases += [
-        make("training command INT", 10, suffix="+INT", actions=twice, says=STOPPED),
-        make("training command STOP", 60, suffix="+CONT", actions=paused, **ALL_RIGHT),
-        make("training rank STOP", 15, suffix="+INT", actions=deaf, says=STOPPED),
+        make("training command INT", 10, end="+INT", actions=twice, says=STOPPED),
+        make("training command STOP", 60, end="+CONT", actions=paused, **ALL_RIGHT),
+        make("training rank STOP", 15, end="+INT", actions=deaf, says=STOPPED),
         make("training run cancel", 30, says=STOPPED, **RESUMED),
         make("training run cancel-now", 15, says=STOPPED),
     ]
@@ -196,12 +189,12 @@ def _local() -> list[Case]:
     full: dict[str, Any] = {"small_disk": True, "says": r"(?i)no space|free|disk"}
     sleeps = (Plant(how="sleep", where="step", rank=1, call=17),)
     named: dict[str, Any] = {**full, "says": r"(?i)rank 1\b", "plants": sleeps, "defect": 8, **HANGS, **RESUMED}
-    cases += [make("training disk fill", 60, **full, **RESUMED), make("planted disk fill", 60, suffix="+hang", **named)]
+    cases += [make("training disk fill", 60, **full, **RESUMED), make("planted disk fill", 60, end="+hang", **named)]
     lost: dict[str, Any] = {"never": UNSTARTED, "defect": 10}
     parts = ("logs", "events", "telemetry", "checkpoints")
     cases += [make(f"training files remove-{what}", 60, **ALL_RIGHT, **lost) for what in parts]
     gone: dict[str, Any] = {"actions": _then("files remove-logs", "rank KILL", after_s=1.0), "says": "SIGKILL"}
-    cases.append(make("training files remove-logs", 30, suffix="+KILL", **gone, **lost, **RESUMED))
+    cases.append(make("training files remove-logs", 30, end="+KILL", **gone, **lost, **RESUMED))
     # a user's own program
     cases.append(_program("local", "import", "import", MISSING))
     cases += [_program("local", where, "raise", RAISED) for where in ("init", "training", "ending")]

@@ -546,7 +546,6 @@ class Running:
     # --- the end
 
     def _wait(self, began: float) -> bool:
-        """Whether the command, or the run whose command was killed, ended within the bound."""
         killed = any(a.target == "command" and a.what == "KILL" for a in self._case.actions)
         while time.monotonic() - began < self._case.bound_s:
             gone = self._process.poll() is not None
@@ -631,7 +630,6 @@ class Running:
 
 
 def _short(words: list[str]) -> str:
-    """A command line as its module, or else its program."""
     return words[words.index("-m") + 1] if "-m" in words[:-1] else Path(words[0]).name
 
 

@@ -101,11 +101,8 @@ def trial(seed: int, launcher: str = "") -> Trial:
     def inside(attempt: int, *, fatal: bool = False) -> None:
         nonlocal skewed
         moment = draw.choice(("step", "save")) if fatal else draw.choice(MOMENTS)
-        how = (
-            draw.choice(("kill", "segv", "exit0"))
-            if fatal
-            else draw.choice([*(AT_SAVE if moment == "save" else ()), *INSIDE])
-        )
+        here = [*(AT_SAVE if moment == "save" else ()), *INSIDE]
+        how = draw.choice(("kill", "segv", "exit0")) if fatal else draw.choice(here)
         rank, call = draw.randrange(world), {"step": step, "save": 2}.get(moment, 1)
         if moment == "save" and how not in AT_SAVE:
             call = draw.randint(1, 3)

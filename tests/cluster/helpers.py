@@ -21,14 +21,12 @@ def cli_environment(**values: str) -> dict[str, str]:
 
 
 def cli(*words: str, text: str | None = None, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
-    """Runs ``allranks cluster WORDS``."""
     return subprocess.run(
         [*CLI, *words], env=cli_environment(), input=text, capture_output=True, text=True, timeout=timeout_s
     )
 
 
 def wait_for(condition: Callable[[], object], timeout_s: float = 30, what: str = "it") -> None:
-    """Waits until something holds."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s} s"
@@ -45,12 +43,10 @@ def submit(box: Box, folder: Path, script: str, *options: str) -> str:
 
 
 def job_state(box: Box, job: str) -> str:
-    """Slurm's word for a job, such as RUNNING or COMPLETED."""
     return records_of(box, job).get("JobState", "")
 
 
 def wait_state(box: Box, job: str, *states: str, timeout_s: float = 60) -> None:
-    """Waits until a job is in one of these states."""
     wait_for(lambda: job_state(box, job) in states, timeout_s, f"{states} of job {job} (it is {job_state(box, job)})")
 
 

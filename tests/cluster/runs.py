@@ -95,7 +95,6 @@ def rank_texts(run_dir: RunDir) -> list[str]:
 
 
 def hosts_of(run_dir: RunDir, attempt: int) -> set[str]:
-    """The nodes on which ranks of an attempt ran."""
     return {path.name.split(".")[0] for path in run_dir.rank_logs(attempt).values()}
 
 
@@ -142,9 +141,7 @@ class Submitted:
 class ByHand:
     """A verb of a spec with `launcher: hosts`, and the agents that are started on nodes by the commands it prints."""
 
-    def __init__(
-        self, box: Box, shared: Path, spec: dict[str, Any], verb: str = "run", *words: str, on: str | None = None
-    ) -> None:
+    def __init__(self, box: Box, shared: Path, spec: Any, verb: str = "run", *words: str, on: str | None = None):
         """Start the verb on the login side, or on a node."""
         self.box, self.shared, name = box, shared, spec["name"]
         self.out = self.said = shared / f"{name}.out"

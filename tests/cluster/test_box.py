@@ -21,20 +21,8 @@ from allranks.nodes.slurm.answers import JobInfo, NodeInfo
 from allranks.nodes.slurm.commands import Slurm, find_slurm
 from allranks.nodes.slurm.endpoints import NAME_VARIABLE, find_endpoint, read_endpoint
 from allranks.utils.machine import visible_gpus
-from tests.cluster.helpers import (
-    CLI,
-    SRC,
-    box_spaces,
-    cli,
-    cli_environment,
-    connects,
-    job_state,
-    machine,
-    on,
-    submit,
-    wait_for,
-    wait_state,
-)
+from tests.cluster import helpers
+from tests.cluster.helpers import CLI, cli, cli_environment, connects, machine, on, submit, wait_for, wait_state
 from tests.cluster.runs import allranks
 from tests.conftest import tiny_spec
 from tests.other_users import run_as
@@ -204,10 +192,10 @@ def test_slurmd_and_slurmctld_stop_and_restart(box: Box, shared: Path) -> None:
     with injected(box, "stop-slurmctld"):
         done = cli("status", "--json")
         assert done.returncode == 1 and '"controller": false' in done.stdout
-    assert job_state(box, job) == "RUNNING"
+    assert helpers.job_state(box, job) == "RUNNING"
     inject(box, "restart-slurmd", "n2")
     inject(box, "restart-slurmctld")
-    assert job_state(box, job) == "RUNNING"
+    assert helpers.job_state(box, job) == "RUNNING"
 
 
 def test_a_cut_link_is_silent_and_an_interface_down_is_not(box: Box) -> None:
@@ -331,7 +319,7 @@ def test_down_leaves_nothing(crash: bool, make_box: Callable[..., Box], shared: 
     other = make_box(name, nodes=2)
     submit(other, shared, "srun sleep 300\n", "--nodes=2")
     lingerer = subprocess.Popen([*other.command_prefix(), "sleep", "600"])
-    spaces = box_spaces(other)
+    spaces = helpers.box_spaces(other)
     members = processes.in_namespaces("net", spaces)
     assert len(spaces) == 3 and len(members) > 8
     published = read_endpoint(other.folder.path)
@@ -351,9 +339,7 @@ def test_down_leaves_nothing(crash: bool, make_box: Callable[..., Box], shared: 
     assert down(name) is False
 
 
-def test_slurms_clients_find_the_box_while_it_is_up(
-    make_box: Callable[..., Box], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slurm_clients_find_the_box_while_up(make_box: Callable[..., Box], monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     idle, end = lifecycle.wait_idle, lifecycle._end_processes
     name = f"e-{os.getpid()}"
@@ -409,7 +395,7 @@ def test_without_root_the_box_works_too(shared: Path) -> None:
     (shared / "state").mkdir()
     os.chown(shared / "state", nobody, nobody)
     site = str(Path(pytest.__file__).parents[1])
-    values = cli_environment(XDG_RUNTIME_DIR=str(shared / "state"), PYTHONPATH=f"{SRC}:{site}", HOME="/")
+    values = cli_environment(XDG_RUNTIME_DIR=str(shared / "state"), PYTHONPATH=f"{helpers.SRC}:{site}", HOME="/")
     values["PATH"] = "/usr/bin:/bin"
     values.pop("ALLRANKS_BOX", None)
 

@@ -115,9 +115,7 @@ def test_a_first_node_that_is_lost_with_its_folder_ends_the_run_too(use_box: Cal
 
 @pytest.mark.full
 @pytest.mark.timeout(500)
-def test_a_lost_first_node_is_left_out_when_the_job_goes_back_to_the_queue(
-    use_box: Callable[..., Box], shared: Path
-) -> None:
+def test_a_lost_first_node_is_left_out_when_the_job_is_requeued(use_box: Callable[..., Box], shared: Path) -> None:
     box, job = on_three_nodes(use_box, shared, 120, nodes=2, steps=40)
     inject(box, "cut-link", node="n1")
     inject(box, "hide-folder", node="n1", path=str(shared))

@@ -13,17 +13,9 @@ import pytest
 from allranks.lab.cluster import Box
 from allranks.lab.cluster.faults import inject
 from allranks.rundir.files import read_json
+from tests.cluster import runs
 from tests.cluster.helpers import on
 from tests.cluster.runs import OWN_INTERFACES as OWN
-from tests.cluster.runs import (
-    doctor,
-    each_node_used_its_own_interface,
-    failed_checks,
-    log_of,
-    spec_in,
-    succeeded,
-    write,
-)
 
 DEAF = ["rule", "ipproto", "tcp", "sport", "20000-32767", "blackhole"]
 """What a node answers from its rendezvous port is dropped, as by a firewall on it."""
@@ -31,21 +23,21 @@ DEAF = ["rule", "ipproto", "tcp", "sport", "20000-32767", "blackhole"]
 
 @pytest.fixture
 def spec(shared: Path) -> Path:
-    write(shared, spec_in(shared, cluster={"nodes": 2}))
+    runs.write(shared, runs.spec_in(shared, cluster={"nodes": 2}))
     return shared
 
 
 def examined(shared: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any], dict[str, str]]:
-    done = doctor(shared, "--json", *words)
+    done = runs.doctor(shared, "--json", *words)
     assert done.stdout, done.stderr
     document = json.loads(done.stdout)
-    return done, document, failed_checks(document["nodes"])
+    return done, document, runs.failed_checks(document["nodes"])
 
 
 def test_each_node_gets_its_own_interface_and_its_ranks_use_it(box: Box, shared: Path) -> None:
-    shown, folder = succeeded(shared, spec_in(shared, cluster={"nodes": 2}))
-    each_node_used_its_own_interface(folder, shown)
-    assert "network n1: GLOO_SOCKET_IFNAME=eth0; expected: Socket" in log_of(folder)
+    shown, folder = runs.succeeded(shared, runs.spec_in(shared, cluster={"nodes": 2}))
+    runs.each_node_used_its_own_interface(folder, shown)
+    assert "network n1: GLOO_SOCKET_IFNAME=eth0; expected: Socket" in runs.log_of(folder)
 
 
 def test_the_doctor_compares_too(box: Box, spec: Path) -> None:
@@ -80,7 +72,7 @@ def test_a_node_that_others_cannot_connect_to_is_named_with_the_direction(box: B
     with ruled(box, "n2", DEAF):
         done, document, bad = examined(spec, "--set", "cluster.nodes=3")
     assert done.returncode == 1 and bad == {"n2.reach": "UNREACHABLE(n1,n3)"}, done.stdout
-    cure = failed_checks(document["nodes"], "cure")["n2.reach"]
+    cure = runs.failed_checks(document["nodes"], "cure")["n2.reach"]
     address = next(node.address for node in box.plan.nodes if node.name == "n2")
     assert "0 of 2 nodes not reached from n2, 2 of 2 did not reach it" in cure
     assert re.search(rf"n1 -> n2 {address}:[23]\d{{4}} timed out .*attempts failed", cure), cure
@@ -96,7 +88,7 @@ def test_a_firewall_between_nodes_is_refused_before_any_rank_waits(box: Box, spe
     alone = {"n3.reach": "UNREACHABLE(n1,n2)"}
     assert done.returncode == 1
     assert bad == (alone if peers == 2 else {"n1.reach": "UNREACHABLE(n3)", "n3.reach": "UNREACHABLE(n1)"}), done.stdout
-    assert "firewall" in failed_checks(document["nodes"], "cure")["n3.reach"]
+    assert "firewall" in runs.failed_checks(document["nodes"], "cure")["n3.reach"]
 
 
 def test_twelve_nodes_sample_their_peers(use_box: Callable[..., Box], spec: Path) -> None:
@@ -111,14 +103,12 @@ def test_twelve_nodes_sample_their_peers(use_box: Callable[..., Box], spec: Path
 
 
 @pytest.mark.parametrize(("rate", "steps"), [("30mbit", 25), (None, 40)])
-def test_a_slow_cable_is_named_and_no_rank_and_even_links_are_not(
-    box: Box, shared: Path, rate: str | None, steps: int
-) -> None:
+def test_a_slow_cable_is_named_no_rank_and_even_links_not(box: Box, shared: Path, rate: str | None, steps: int) -> None:
     model = {"name": "tiny:mistral", "config": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3}}
     sections = {"adapter": {"type": "none"}, "train": {"max_steps": steps}, "strategy": {"name": "pytorch_ddp"}}
     if rate:
         inject(box, "slow-link", "n2", rate=rate)
-    shown, run_dir = succeeded(shared, spec_in(shared, model=model, **sections))
+    shown, run_dir = runs.succeeded(shared, runs.spec_in(shared, model=model, **sections))
     metrics = read_json(run_dir.metrics)
     links = metrics["links"]
     slow = {(k["host"], k["peer"]) for k in links if k["slow"] or k["lossy"]}

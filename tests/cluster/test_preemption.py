@@ -173,9 +173,7 @@ def test_where_slurm_refuses_to_requeue_a_time_limit_ends_the_run_resumably(box:
     assert read_json(job.run.driver)["state"] == "stopped"
 
 
-def test_where_slurm_refuses_the_update_the_job_goes_back_to_the_queue_and_the_log_says_so(
-    box: Box, shared: Path
-) -> None:
+def test_where_slurm_refuses_the_update_the_job_is_requeued_and_the_log_says_so(box: Box, shared: Path) -> None:
     """A site's job_submit plugin may refuse the `scontrol update` that leaves the node out; it is DOWN anyhow."""
     conf = BoxPaths(Path(box.plan.folder)).etc
     (conf / "job_submit.lua").write_text(NO_UPDATES)

@@ -18,26 +18,15 @@ from allranks.lab.cluster.processes import check_output as at_once
 from allranks.lab.cluster.processes import find_program
 from allranks.rundir.files import read_json
 from allranks.utils.machine import host_name
+from tests.cluster import runs
 from tests.cluster.helpers import SRC
-from tests.cluster.runs import (
-    allranks,
-    doctor,
-    failed_checks,
-    log_of,
-    program_in,
-    rank_texts,
-    run,
-    spec_in,
-    succeeded,
-    write,
-)
 
 PROGRAM = "import os\n{imports}\nprint('RAN', os.environ['RANK'], flush=True)\n"
 
 
 def own_spec(shared: Path, imports: str = "", **cluster: Any) -> dict[str, Any]:
     """A program that needs no torch, so that such a run is short."""
-    return program_in(shared, PROGRAM.format(imports=imports), **{"device": "cpu", "stage": "never", **cluster})
+    return runs.program_in(shared, PROGRAM.format(imports=imports), **{"device": "cpu", "stage": "never", **cluster})
 
 
 @contextmanager
@@ -88,8 +77,8 @@ REFUSED = {
 
 def both_refuse(shared: Path, spec: dict[str, Any], code: int, begin: str) -> None:
     """Both verbs end with the same code and the same words, and no job was submitted."""
-    write(shared, spec)
-    examined, started = (allranks(shared, verb, "spec.yaml") for verb in ("doctor", "run"))
+    runs.write(shared, spec)
+    examined, started = (runs.allranks(shared, verb, "spec.yaml") for verb in ("doctor", "run"))
     assert examined.returncode == started.returncode == code, examined.stderr + started.stderr
     assert words(examined.stderr) == words(started.stderr)
     assert words(started.stderr).startswith(f"allranks: {begin}"), started.stderr
@@ -117,9 +106,8 @@ def test_both_refuse_a_run_root_that_the_login_side_may_not_write(box: Box, shar
     mount = f'mount --bind {shared}/ro {shared}/ro && mount -o remount,bind,ro {shared}/ro && exec "$@"'
     verb = ["unshare", "-m", "sh", "-c", mount, "sh", sys.executable, "-m", "allranks.cli.main"]
     monkeypatch.setattr("tests.cluster.runs.ALLRANKS", verb)
-    refusal = (
-        f"{host_name()} is not ready: run: READ-ONLY({shared}/ro); run_root {shared}/ro: cannot create a run folder"
-    )
+    ro = shared / "ro"
+    refusal = f"{host_name()} is not ready: run: READ-ONLY({ro}); run_root {ro}: cannot create a run folder"
     both_refuse(shared, {**own_spec(shared), "run_root": str(shared / "ro")}, 3, refusal)
 
 
@@ -135,7 +123,7 @@ def package(name: str) -> Path:
 
 
 def hub_spec(shared: Path, **cluster: Any) -> dict[str, Any]:
-    spec = spec_in(shared, cluster={"nodes": 2, "stage": "never", "device": "cpu", **cluster})
+    spec = runs.spec_in(shared, cluster={"nodes": 2, "stage": "never", "device": "cpu", **cluster})
     return {**spec, "model": {"name": "org/nowhere"}, "adapter": {}}
 
 
@@ -176,17 +164,17 @@ ON_NODES: dict[str, tuple[Callable[[Path], dict[str, Any]], Plant, dict[str, str
 def test_both_find_the_same_on_the_nodes(box: Box, shared: Path, fault: str) -> None:
     make, plant, wanted, cure = ON_NODES[fault]
     spec = make(shared)
-    write(shared, spec)
+    runs.write(shared, spec)
     (shared / "runs").mkdir()
     with plant(box, shared):
-        examined = doctor(shared, "--json")
+        examined = runs.doctor(shared, "--json")
         document = json.loads(examined.stdout)
-        done, run_dir = run(shared, spec)
+        done, run_dir = runs.run(shared, spec)
     expected = {key: found.format(shared=shared) for key, found in wanted.items()}
     nodes = read_json(run_dir.preflight)
     for answer in (document["nodes"], nodes):
         # run examines its own folder
-        failed = {key: found.replace(f"/{run_dir.name})", ")") for key, found in failed_checks(answer).items()}
+        failed = {key: found.replace(f"/{run_dir.name})", ")") for key, found in runs.failed_checks(answer).items()}
         assert failed == expected, (failed, done.stderr)
     assert examined.returncode == (1 if wanted else 0)
     assert document["starts"] == (done.returncode == 0), done.stdout + done.stderr
@@ -221,9 +209,9 @@ def test_no_ssh_is_called_and_the_environment_arrives_whatever_sbatch_hands_on(
     }
     for name, value in {"PATH": wanted["PATH"], "SBATCH_EXPORT": "NONE", "ONLY_HERE": "1"}.items():
         monkeypatch.setenv(name, value)
-    _, run_dir = succeeded(shared, program_in(shared, OWN, env=wanted, stage="never"))
+    _, run_dir = runs.succeeded(shared, runs.program_in(shared, OWN, env=wanted, stage="never"))
     assert sorted(run_dir.rank_logs(1)) == [0, 1]
-    for text in rank_texts(run_dir):
+    for text in runs.rank_texts(run_dir):
         line = next(line for line in text.splitlines() if line.startswith("ENV "))
         found = json.loads(line.removeprefix("ENV "))
         assert {name: found.get(name) for name in wanted} == wanted
@@ -234,7 +222,7 @@ def test_no_ssh_is_called_and_the_environment_arrives_whatever_sbatch_hands_on(
 def test_a_launcher_that_needs_ssh_is_named(box: Box, shared: Path) -> None:
     if importlib.util.find_spec("deepspeed") is None:
         pytest.skip("deepspeed is not installed: pip install 'allranks[deepspeed]'")
-    program = program_in(shared, OWN)["script"]["path"]
+    program = runs.program_in(shared, OWN)["script"]["path"]
     (shared / "hosts").write_text("n1 slots=1\nn2 slots=1\n")
     launch = [sys.executable, "-m", "deepspeed.launcher.runner", f"--hostfile={shared}/hosts", program]
     done = box.run(["env", "DS_ACCELERATOR=cpu", *launch], node="n1", cwd=shared, timeout_s=120)
@@ -251,11 +239,11 @@ def test_modules_that_cannot_be_loaded_end_the_job_by_name(
  echo "Lmod has detected the following error: The following module(s) are unknown: \\"$2\\"" >&2; return 1 ;; esac
 }"""
     monkeypatch.setenv("BASH_FUNC_module%%", module)
-    done, run_dir = run(shared, program_in(shared, OWN, stage="never", modules=["anaconda", "external"]))
-    assert done.returncode == 3, done.stdout + done.stderr + log_of(run_dir)
+    done, run_dir = runs.run(shared, runs.program_in(shared, OWN, stage="never", modules=["anaconda", "external"]))
+    assert done.returncode == 3, done.stdout + done.stderr + runs.log_of(run_dir)
     assert "`module load anaconda` failed on the job's first node, as the first of the list" in done.stderr
     assert diagnose([run_dir.root]).findings[0].id == "library_missing"
-    _, run_dir = succeeded(shared, program_in(shared, OWN, modules=["external", "anaconda"], stage="never"))
+    _, run_dir = runs.succeeded(shared, runs.program_in(shared, OWN, modules=["external", "anaconda"], stage="never"))
     assert '"SEEN": "anaconda"' in run_dir.rank_logs(1)[1].read_text()
 
 
@@ -266,7 +254,7 @@ def test_an_account_that_slurm_does_not_know_is_refused_at_submission(
     if missing:
         pytest.skip(f"no accounting: {', '.join(missing)} missing")
     box = use_box("acc", nodes=2, accounting=True)
-    done, run_dir = run(shared, program_in(shared, OWN, stage="never", slurm={"account": "nope"}))
+    done, run_dir = runs.run(shared, runs.program_in(shared, OWN, stage="never", slurm={"account": "nope"}))
     assert done.returncode == 2, done.stdout + done.stderr
     assert all(words in done.stderr for words in ("Invalid account", "sacctmgr show assoc", "cluster.slurm.account"))
     assert not run_dir.rank_logs(1)

@@ -54,13 +54,8 @@ def test_parsable_wrap_standard_input_and_dependencies_are_sbatchs(box: Box, sha
 def test_wrong_requests_get_sbatchs_message_and_exit_code(box: Box, shared: Path, words: str) -> None:
     (shared / "a.sh").write_text(GOOD)
     own = sbatch(shared, *words.split(), text="hello")
-    plain = subprocess.run(
-        [*box.command_prefix(shared), "sbatch", *words.split()],
-        cwd=shared,
-        input="hello",
-        capture_output=True,
-        text=True,
-    )
+    command = [*box.command_prefix(shared), "sbatch", *words.split()]
+    plain = subprocess.run(command, cwd=shared, input="hello", capture_output=True, text=True)
     assert (own.returncode, own.stdout, own.stderr) == (plain.returncode, plain.stdout, plain.stderr)
 
 
@@ -80,9 +75,8 @@ def test_a_node_that_fails_ends_the_job_before_its_first_command(box: Box, share
     log = Path(record["StdOut"]).read_text()
     assert record["ExitCode"] == "3:0" and "slurm_script" not in log
     assert "the job ends before its first command because of n2" in log
-    done = subprocess.run(
-        [*ALLRANKS, "diagnose", "--job", job], capture_output=True, text=True, timeout=60, env=cli_environment()
-    )
+    command = [*ALLRANKS, "diagnose", "--job", job]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=cli_environment())
     assert "node_unhealthy" in done.stdout and "host n2" in done.stdout
 
 

@@ -13,23 +13,9 @@ from allranks.lab.cluster import Box
 from allranks.lab.cluster.faults import inject, injected
 from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
+from tests.cluster import runs
 from tests.cluster.helpers import job_state, queue, records_of
-from tests.cluster.runs import (
-    LIMIT_S,
-    WAITS,
-    ByHand,
-    Submitted,
-    allranks,
-    each_node_used_its_own_interface,
-    hosts_of,
-    log_of,
-    program_in,
-    rank_texts,
-    run,
-    spec_in,
-    succeeded,
-    write,
-)
+from tests.cluster.runs import LIMIT_S, WAITS, Submitted, allranks, log_of, program_in, rank_texts, spec_in, succeeded
 from tests.conftest import REPO
 from tests.dist.harness import ALLRANKS, equal, step_events, until, weights_of
 
@@ -122,7 +108,7 @@ def test_a_stop_that_is_asked_before_the_ranks_are_there_ends_nothing(box: Box, 
 def test_a_killed_rank_is_started_again_within_the_job(box: Box, shared: Path) -> None:
     cluster = {"nodes": 2, "restarts": {"max": 1}}
     spec = spec_in(shared, cluster=cluster, train={"max_steps": 60}, checkpoint={"mode": "full", "every": 5})
-    whole_done, whole = run(shared, {**spec, "name": "whole"})
+    whole_done, whole = runs.run(shared, {**spec, "name": "whole"})
     assert whole_done.returncode == 0, whole_done.stderr + log_of(whole)
     (shared / "runs").rename(shared / "first")
     job = Submitted(shared, spec)
@@ -132,9 +118,8 @@ def test_a_killed_rank_is_started_again_within_the_job(box: Box, shared: Path) -
     assert code == 0, out + log_of(job.run)
     assert job.run.attempts() == [1, 2] and "restart  after step" in out and "rank 1 on n2" in out
     assert read_json(job.run.driver)["restart"] == 0  # the same start of the job, in the same allocation
-    first, again = (
-        {e["step"]: e["loss"] for e in step_events(r)} for r in (RunDir(shared / "first" / whole.name), job.run)
-    )
+    folders = (RunDir(shared / "first" / whole.name), job.run)
+    first, again = ({e["step"]: e["loss"] for e in step_events(r)} for r in folders)
     assert first == again
 
 
@@ -146,7 +131,8 @@ def test_a_spare_node_takes_the_place_of_a_lost_one_within_the_job(box: Box, sha
     inject(box, "kill-node", node="n2")
     out = " ".join(job.ends(0).split())
     assert "without n2 (it does not answer" in out and "replaced by spare n3" in out, out
-    assert hosts_of(job.run, 2) == {"n1", "n3"} and read_json(job.run.driver)["restart"] == 0  # in the same allocation
+    assert runs.hosts_of(job.run, 2) == {"n1", "n3"}
+    assert read_json(job.run.driver)["restart"] == 0, "in the same allocation"
     here = {"launcher": "local", "nodes": 1, "procs_per_node": 2, "env": {"OMP_NUM_THREADS": "1"}}
     _, whole = succeeded(shared, {**spec, "cluster": here})
     assert equal(weights_of(job.run, 60), weights_of(whole, 60))
@@ -164,7 +150,7 @@ def test_hostile_values_reach_slurm_as_values(box: Box, shared: Path) -> None:
 def test_nodes_started_by_hand(box: Box, shared: Path) -> None:
     spec = yaml.safe_load((REPO / "examples" / "seeds" / "001" / "two-nodes-by-hand-tiny.yaml").read_text())
     spec["cluster"] |= {"hosts": [n.address for n in box.plan.nodes[:2]], "cache": f"{shared}/cache"}
-    launcher = ByHand(box, shared, {**spec, "run_root": "runs"})
+    launcher = runs.ByHand(box, shared, {**spec, "run_root": "runs"})
     launcher.start(0)
     launcher.start(1)
     code, out = launcher.result()
@@ -192,7 +178,7 @@ def test_a_killed_node_sends_the_job_back_to_the_queue_and_it_goes_on(
     job.until_step(30) if what == "training" else job.until_ready()
     inject(box, "kill-node", node="n2")
     job.ends(0)
-    assert len(job.run.attempts()) >= 2 and "n2" not in hosts_of(job.run, job.run.attempts()[-1])
+    assert len(job.run.attempts()) >= 2 and "n2" not in runs.hosts_of(job.run, job.run.attempts()[-1])
     assert records_of(box, job.job())["ExcNodeList"] == "n2" or slurmd_timeout_s == 5, "only the driver excludes it"
     if what == "training":
         assert "resuming after step" in log_of(job.run) and read_json(job.run.metrics)["steps"] == 200
@@ -213,7 +199,7 @@ def test_a_restarted_controller_and_two_jobs_at_once_do_no_harm(box: Box, shared
 
 
 def test_cancel_and_detach(box: Box, shared: Path) -> None:
-    write(shared, program_in(shared, WAITS))
+    runs.write(shared, program_in(shared, WAITS))
     started = json.loads(allranks(shared, "run", "spec.yaml", "--detach", "--json").stdout)
     run_dir = RunDir(Path(started["folder"]))
     until(lambda: ["READY" in text for text in rank_texts(run_dir)] == [True] * 2, limit_s=LIMIT_S)
@@ -249,7 +235,7 @@ def test_a_node_that_sees_neither_project_nor_data_gets_them(box: Box, shared: P
     (shared / "prog" / "helper.py").write_text("WORD = 'from the helper'\n")
     with injected(box, "hide-folder", "n2", path=str(shared / "prog")):
         _, run_dir = succeeded(shared, spec)
-        never, _ = run(shared, {**spec, "cluster": {**spec["cluster"], "stage": "never"}})
+        never, _ = runs.run(shared, {**spec, "cluster": {**spec["cluster"], "stage": "never"}})
         assert never.returncode == 3 and "n2" in never.stderr
     first, second = rank_texts(run_dir)
     assert f"from the helper {shared / 'prog'}" in first
@@ -262,12 +248,12 @@ def test_a_node_that_sees_neither_project_nor_data_gets_them(box: Box, shared: P
 
 def test_inside_an_allocation_no_new_job_is_submitted(box: Box, shared: Path) -> None:
     """Each node gets its own interface there, and its ranks use it."""
-    write(shared, program_in(shared, TALKS))
+    runs.write(shared, program_in(shared, TALKS))
     done = box.run(["salloc", "--nodes=2", *ALLRANKS, "run", "spec.yaml"], cwd=str(shared), timeout_s=LIMIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     run_dir = RunDir(next((shared / "runs").iterdir()))
     assert "running in allocation" in done.stdout
     assert not run_dir.job.exists()
     assert read_json(run_dir.metrics)["world_size"] == 2
-    each_node_used_its_own_interface(run_dir, done.stdout)
+    runs.each_node_used_its_own_interface(run_dir, done.stdout)
     until(lambda: not queue(box), limit_s=30)

@@ -51,7 +51,6 @@ def job(box: Box, *nodes: str) -> Iterator[Allocation]:
 
 
 def left(box: Box, node: str) -> list[str]:
-    """Staging folders on a node."""
     return on(box, node, "sh", "-c", LEFT).split()
 
 
@@ -100,10 +99,8 @@ def test_only_the_node_that_lacks_it_gets_it_and_runs_it(box: Box, bundle: Bundl
 def test_folders_and_patterns_of_data_reach_the_node_that_lacks_them(box: Box, shared: Path) -> None:
     """Two sources and the rows to evaluate on: a folder of texts, and patterns, one of them relative."""
     for number in range(24):
-        for kind, text in (
-            ("texts/{}.md", f"# Page {number}\n\nSay word."),
-            ("rows/{}.jsonl", f'{{"text": "say word {number}"}}\n'),
-        ):
+        rows = f'{{"text": "say word {number}"}}\n'
+        for kind, text in (("texts/{}.md", f"# Page {number}\n\nSay word."), ("rows/{}.jsonl", rows)):
             path = shared / "data" / kind.format(f"sub/{number}" if number % 2 else number)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)

@@ -319,10 +319,8 @@ def load_shards(world: DistContext, args: dict[str, Any]) -> Any:
             shards.read_shards([*strategy.weight_shards(), *room], folder, world.control)
             strategy.finish_loading()
             saved = torch.load(Path(args["folder"]) / f"{source}.pt", weights_only=True)
-            names = [
-                *_copies_that_differ(ranges, saved),
-                *_state_that_differs(saved, making.whole_state(strategy, world)),
-            ]
+            whole = making.whole_state(strategy, world)
+            names = [*_copies_that_differ(ranges, saved), *_state_that_differs(saved, whole)]
             # twice: DeepSpeed's stage 3 has small weights whole and in parts, and looks at the parts from then on
             for _ in range(2):
                 whole = strategy.weights(trained_only=True)

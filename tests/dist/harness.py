@@ -41,9 +41,7 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def run_ranks(
-    case: str, world: int, tmp_path: Path, limit_s: float = 120, module: str = "cases", **args: Any
-) -> list[Any]:
+def run_ranks(case: str, world: int, tmp_path: Path, limit_s: float = 120, module: str = "cases", **args: Any) -> list:
     """The JSON value that each rank's case returned; fails with the ranks' output if one did not end well."""
     codes, outputs = end_of_ranks(case, world, tmp_path, limit_s, module, **args)
     ends = enumerate(zip(codes, outputs, strict=True))
@@ -220,7 +218,6 @@ class Background:
 
 
 def fill_disk(folder: Path) -> None:
-    """Leave no byte free in a small file system."""
     with (folder / "filler").open("ab", buffering=0) as file:
         for size in (1 << 20, 4096):
             with suppress(OSError):

@@ -182,7 +182,6 @@ def bugs(strategy: Any, world: DistContext) -> dict[str, Any]:
 
 
 def _flip(file: Path) -> None:
-    """Change the last bit of a file."""
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
@@ -322,7 +321,6 @@ def lite_moves(world: DistContext, args: dict[str, Any]) -> Any:
 
 
 def _numel(shape: Any) -> int:
-    """Elements of the shapes in a list of shapes, or of one shape."""
     if not isinstance(shape, (list, tuple)) or not shape:
         return 0
     return sum(map(_numel, shape)) if isinstance(shape[0], (list, tuple)) else math.prod(shape)
@@ -383,9 +381,8 @@ def changed_bits(world: DistContext, args: dict[str, Any]) -> Any:
         strategy, module = prepared(name, world, how)
         observe = SimpleNamespace(observe=SimpleNamespace(verify_every=1))
         plan = SimpleNamespace(shard_ranks=2 if "options" in how else world.size)
-        attempt: Any = SimpleNamespace(
-            world=world, plan=plan, spec=observe, events=SimpleNamespace(write=lambda *a, **k: None)
-        )
+        silent = SimpleNamespace(write=lambda *a, **k: None)
+        attempt: Any = SimpleNamespace(world=world, plan=plan, spec=observe, events=silent)
         check = ReplicaCheck(attempt, strategy, module.model)
         go_on(strategy, world, tokens, how, 0, 2, Path(args["folder"]))
         Evaluator(world, module, tokens, pad_id=0, batch_size=4, classifier=False).run()  # weights are gathered

@@ -21,9 +21,8 @@ def happened(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[
     folder = tmp_path_factory.mktemp("failures")
     env = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}  # torchrun is to warn of it
     env |= {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": f"{REPO}:{os.environ.get('PYTHONPATH', '')}"}
-    done = subprocess.run(
-        [sys.executable, *PROGRAM, str(folder)], env=env, cwd=REPO, capture_output=True, text=True, timeout=240
-    )
+    command = [sys.executable, *PROGRAM, str(folder)]
+    done = subprocess.run(command, env=env, cwd=REPO, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     (folder / "job.out").write_text(done.stdout + done.stderr)
     return folder, [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]

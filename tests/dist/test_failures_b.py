@@ -16,7 +16,6 @@ ENGINES = ["pytorch_ddp", "pytorch_zero3", "hf_trainer", *(["deepspeed_zero2"] i
 
 @pytest.fixture(scope="module")
 def happened(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
-    """Everything happens in one start of two ranks."""
     folder = tmp_path_factory.mktemp("failures")
     return folder, run_ranks("happened", 2, folder, module="failures_b", folder=folder, names=ENGINES)
 

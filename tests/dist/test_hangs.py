@@ -132,9 +132,7 @@ def test_a_stopped_job_that_goes_on_is_not_called_a_hang(endless: Background) ->
 
 
 @pytest.mark.full
-def test_slow_steps_a_long_evaluation_and_a_long_checkpoint_are_no_hang(
-    tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_slow_steps_a_long_evaluation_and_checkpoint_are_no_hang(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     plant(monkeypatch, "slow_everywhere:1:-6", seconds=2.5)
     _, run = train(tmp_path, spec(tmp_path, train={"max_steps": 9}, eval={"every": 7}, checkpoint={"every": 8}), code=0)
     assert not run.hang(1).exists() and sum(e["step_time_s"] > 2 for e in step_events(run, 1)) >= 3

@@ -133,9 +133,7 @@ def test_a_program_that_handles_sigterm_saves_and_the_run_says_how_it_ended(prog
 
 @pytest.mark.full
 @pytest.mark.parametrize("how", ["SIGHUP", "cancel", "cancel --now", "SIGINT twice"])
-def test_a_deaf_program_is_killed_after_its_grace_period_with_all_its_children(
-    program: Any, tmp_path: Path, how: str
-) -> None:
+def test_a_deaf_program_is_killed_after_its_grace_with_its_children(program: Any, tmp_path: Path, how: str) -> None:
     asked_twice = how == "SIGINT twice"
     one = program(DEAF, grace_s=60.0 if asked_twice or "now" in how else 1.0)
     members = one.members()
@@ -195,14 +193,8 @@ PROGRAM = "import os, sys, time\nif os.environ['RANK'] == '1':\n    time.sleep(2
 def started(folder: Path, before: str = "", program: str = PROGRAM, **more: Any) -> Iterator[Any]:
     """The command `run`, the agents that were started by what it printed after `before`, and its output."""
     (folder / "own.py").write_text(program)
-    cluster = {
-        **more,
-        "launcher": "hosts",
-        "nodes": 2,
-        "hosts": ["127.0.0.1"] * 2,
-        "procs_per_node": 1,
-        "device": "cpu",
-    }
+    hosts = {"launcher": "hosts", "nodes": 2, "hosts": ["127.0.0.1"] * 2}
+    cluster = {**more, **hosts, "procs_per_node": 1, "device": "cpu"}
     spec = {"name": "h", "script": {"path": "own.py"}, "cluster": cluster, "run_root": "runs"}
     (folder / "spec.yaml").write_text(yaml.safe_dump(spec))
     out = folder / "out"

@@ -46,18 +46,16 @@ def test_training_is_that_next_to_the_same_values(tmp_path: Path) -> None:
     # the memory estimate's bytes are those of the parameters
     shapes = shapes_of(read_model_config({"model_type": "llama", **CONFIG}, "here"))
     sizes: dict[str, Any] = {"element": 4, "trained_element": 4, "autocast": None, "node_ranks": 2, "copies": 2}
-    planned = model_memory(
-        shapes, trained_weights_of(ADAPTER, shapes, "nf4"), **sizes, world=2, accumulates=False, device="cpu"
-    )
+    trained = trained_weights_of(ADAPTER, shapes, "nf4")
+    planned = model_memory(shapes, trained, **sizes, world=2, accumulates=False, device="cpu")
     assert found[0]["pytorch_ddp"]["bytes"] == planned.base + planned.adapters
     assert found[0]["pytorch_zero3:sharded"]["bytes"] == planned.share(planned.base) + planned.share(planned.adapters)
 
 
 def test_a_wrongly_quantised_weight_is_refused(tmp_path: Path) -> None:
     own, _ = both(tmp_path)
-    found = run_ranks(
-        "trained", 2, tmp_path, 240, "quantized", names=["pytorch_zero3"], mode="nf4", model=own, wrong=True
-    )
+    wrong = {"mode": "nf4", "model": own, "wrong": True}
+    found = run_ranks("trained", 2, tmp_path, 240, "quantized", names=["pytorch_zero3"], **wrong)
     for rank in found:
         assert "q_proj.weight: " in rank["pytorch_zero3"]["error"] and "0.152" in rank["pytorch_zero3"]["error"]
 
@@ -75,9 +73,7 @@ IN_4_BITS, IN_FLOAT8 = {"quantize": "nf4_double"}, {"float8": True, "attention":
         pytest.param("zero3", IN_FLOAT8, marks=pytest.mark.full),
     ],
 )
-def test_a_run_goes_on_bitwise_and_is_exported_and_replies(
-    tmp_path: Path, strategy: str, model: dict[str, Any]
-) -> None:
+def test_a_run_goes_on_bitwise_is_exported_and_replies(tmp_path: Path, strategy: str, model: dict[str, Any]) -> None:
     """Also with products in 8-bit floats, whose base stays as it is, and with the kernel of attention of the first
     attempt."""
     spec = rows_spec(

@@ -144,10 +144,8 @@ def test_other_forms_of_one_run(tmp_path: Path) -> None:
     """Chats, wrapped packing, bf16, checkpointing, full fine-tuning, epochs, one process, seldom logging at once."""
     from transformers import AutoModelForCausalLM
 
-    rows = [
-        {"messages": [{"role": "user", "content": f"say {i}"}, {"role": "assistant", "content": f"it is {i}"}]}
-        for i in range(40)
-    ]
+    texts = [(("user", f"say {i}"), ("assistant", f"it is {i}")) for i in range(40)]
+    rows = [{"messages": [{"role": role, "content": text} for role, text in pair]} for pair in texts]
     (tmp_path / "chat.jsonl").write_text("\n".join(map(json.dumps, rows)))
     spec = tiny_spec(
         tmp_path / "chat.jsonl", tmp_path, data={"packing": "wrapped"}, train={"epochs": 2, "max_steps": None},

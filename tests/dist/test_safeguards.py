@@ -9,24 +9,14 @@ import pytest
 from allranks.rundir.events import read_events
 from allranks.rundir.files import read_json
 from tests.dist import harness
-from tests.dist.harness import (
-    Background,
-    allranks,
-    equal,
-    rows_spec,
-    run_ranks,
-    stall_ranks,
-    train,
-    weights_of,
-    write_spec,
-)
+from tests.dist.harness import allranks, equal, rows_spec, run_ranks, train, weights_of, write_spec
 
 
 def test_a_requested_checkpoint_is_full_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = rows_spec(tmp_path, train={"max_steps": 60}, checkpoint={"mode": "weights_only"})
     _, undisturbed = train(tmp_path, spec, code=0)
     harness.slow_down(monkeypatch, 0.1)
-    background = Background(tmp_path, "run", str(write_spec(tmp_path, {**spec, "name": "asked"})))
+    background = harness.Background(tmp_path, "run", str(write_spec(tmp_path, {**spec, "name": "asked"})))
     monkeypatch.delenv("STUCK")
     run = background.run
     background.until_step(3)
@@ -74,7 +64,7 @@ def test_a_flipped_bit_is_found_named_and_undone(tmp_path: Path, monkeypatch: py
     spec = rows_spec(tmp_path, train={"max_steps": 12}, cluster={"procs_per_node": 3, "restarts": {"max": 3}}, **more)
     _, undisturbed = train(tmp_path, spec, code=0)
     assert [e["step"] for e in read_events(undisturbed.events_of(0)) if e["event"] == "verify"] == [4, 6, 8, 12]
-    stall_ranks(monkeypatch, f"flip_{what}_weight:1:1")
+    harness.stall_ranks(monkeypatch, f"flip_{what}_weight:1:1")
     monkeypatch.setenv("STUCK_ATTEMPTS", "0")
     done, run = train(tmp_path, spec, code=0)
     (one,) = read_json(run.restarts)

@@ -17,12 +17,8 @@ def ranks(case: str, world: int, folder: Path, **args: Any) -> list[Any]:
 
 
 def test_what_one_strategy_saved_another_goes_on_from(tmp_path: Path) -> None:
-    triples = [
-        ("zero3", "pytorch_ddp", {}),
-        ("pytorch_ddp", "pytorch_zero3", {"tied": True}),
-        ("pytorch_zero3", "zero1", LORA),
-        ("zero2", "zero3", LORA),
-    ]
+    triples = [("zero3", "pytorch_ddp", {}), ("pytorch_ddp", "pytorch_zero3", {"tied": True})]
+    triples += [("pytorch_zero3", "zero1", LORA), ("zero2", "zero3", LORA)]
     found = ranks("elsewhere", 2, tmp_path, triples=triples)[0]
     assert len(found) == 2 * len(triples)
     for row in found:

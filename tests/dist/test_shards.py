@@ -94,9 +94,7 @@ def test_adapters_of_experts_and_what_is_on_the_host_too(tmp_path: Path, names: 
 
 
 @pytest.mark.parametrize(("how", "ranks"), [(ODD, 2), pytest.param({"lora": True}, 4, marks=full)], ids=["all", "lora"])
-def test_what_two_nodes_with_a_copy_each_write_is_written_once_and_read_by_others(
-    tmp_path: Path, how: Any, ranks: int
-) -> None:
+def test_two_nodes_with_a_copy_each_write_it_once_and_others_read_it(tmp_path: Path, how: Any, ranks: int) -> None:
     copies = {**how, "options": {"replicate": "nodes", **({"adapters": "sharded"} if "lora" in how else {})}}
     names, nodes = ["pytorch_zero3"], {"ranks_per_node": ranks // 2}
     run_ranks("save_shards", ranks, tmp_path, names=names, how=copies, **nodes)

@@ -51,9 +51,7 @@ def resumable(folder: Path, name: str, steps: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("signals", [(signal.SIGINT,), (signal.SIGUSR1, signal.SIGTERM)], ids=["Ctrl-C", "twice"])
-def test_a_resumed_run_is_bitwise_one_that_never_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signals: Any
-) -> None:
+def test_a_resumed_run_is_bitwise_one_unbroken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signals: Any) -> None:
     """Dropout, packing, accumulation, schedule, optimizer and a mixture of data, whose cache is gone, go on.
 
     After Ctrl-C the steps and the save take longer than ranks with nothing to save get.
@@ -132,7 +130,7 @@ def test_an_evaluation_that_is_nan_ends_no_run(tmp_path: Path, monkeypatch: pyte
     assert {name: metrics[name] for name in wanted} == wanted and run.report.exists()
 
 
-def test_a_rank_that_fails_beside_a_collective_reports_first_and_does_not_leave_the_group(
+def test_a_rank_that_fails_reports_first_and_stays_in_the_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under NCCL leaving the group waits for peers that wait for this rank; a sleep stands for it here."""

@@ -32,9 +32,7 @@ def torchrun(cwd: Path, *words: str, launcher: list[str]) -> Ended:
 
 
 @pytest.mark.parametrize("more", [[], pytest.param(["--virtual-local-rank"], marks=pytest.mark.full)])
-def test_ranks_get_torchruns_variables_and_only_rank_0_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
-) -> None:
+def test_torchruns_variables_and_only_rank_0_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list) -> None:
     (tmp_path / "env.py").write_text(ENVIRONMENT)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     line = ("--nproc-per-node=2", "--max-restarts=1", "--role=trainer", *more, "env.py")

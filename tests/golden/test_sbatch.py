@@ -127,9 +127,8 @@ def test_hostile_values_are_only_values(value: str, tmp_path: Path) -> None:
     """The script is really run by bash, with the driver replaced by a program that prints what reached it."""
     text = text_of(env={"HOSTILE": value}, modules=[value], slurm={"account": value, "extra": [f"--comment={value}"]})
     body = f'module() {{ echo "module: $2"; }}\n{text}'.replace("exec /env/bin/python", "exec env python3")
-    body = body.replace(
-        "-m allranks.launch.driver /shared/runs/job-1", "-c 'import os; print(os.environ[\"HOSTILE\"])'"
-    )
+    prints = "-c 'import os; print(os.environ[\"HOSTILE\"])'"
+    body = body.replace("-m allranks.launch.driver /shared/runs/job-1", prints)
     done = subprocess.run(["bash", "-c", body], cwd=tmp_path, capture_output=True, text=True, timeout=20)
     begun, *said = done.stdout.splitlines()
     assert begun.startswith("allranks ") and said == [f"module: {value}", value], done.stderr

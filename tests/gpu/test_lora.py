@@ -14,7 +14,6 @@ Result = list[torch.Tensor]
 
 
 def run(part: Any, x: torch.Tensor, *args: torch.Tensor) -> Result:
-    """The output and its gradients for x and the adapters."""
     x = x.detach().requires_grad_()
     out = part(x, *args)
     slope = torch.linspace(-1, 1, out.numel(), device=x.device).reshape(out.shape).to(out.dtype)

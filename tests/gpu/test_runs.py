@@ -17,7 +17,6 @@ PLANTS = Path(__file__).parent / "plants"
 
 
 def spec(tmp_path: Path, device: str, name: str, **sections: Any) -> dict[str, Any]:
-    """A small run on one rank."""
     write_rows(tmp_path / "rows.json", 120)
     usual = {"train": {"max_steps": 8, "schedule": "constant"}, "eval": {"samples": 0}}
     usual["cluster"] = {"device": device, "procs_per_node": 1}
@@ -92,9 +91,8 @@ def test_20_steps_resumed_to_30_equal_30_unbroken(exact: bool, device: str, tmp_
     checkpoint = {"mode": "full", "every": 10, "async": True}
     sections: dict[str, Any] = {"checkpoint": checkpoint, "model": {"dtype": "bfloat16"}}
     trains = {steps: {"deterministic": exact, "max_steps": steps} for steps in (30, 20)}
-    whole, parts = (
-        succeeded(tmp_path, spec(tmp_path, device, f"to-{n}", train=t, **sections)) for n, t in trains.items()
-    )
+    specs = [spec(tmp_path, device, f"to-{n}", train=t, **sections) for n, t in trains.items()]
+    whole, parts = (succeeded(tmp_path, one) for one in specs)
     assert parts.checkpoint_steps() == [10, 20]
     done = allranks("resume", parts.name, "--set", "train.max_steps=30", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -138,9 +136,8 @@ def test_peak_memory_is_what_plan_says(form: str, cuda: str, tmp_path: Path) -> 
     (peak,) = [m for m in fit["moments"] if m["name"] == fit["peak"]]
     estimated = sum(peak["parts"].values()) - peak["parts"]["runtime"]
     measured = read_json(succeeded(tmp_path, wanted).metrics)["peak_memory_bytes"]
-    assert abs(estimated / measured - 1) <= ESTIMATE_ERROR, (
-        f"estimated {estimated >> 20} MiB in phase {fit['peak']!r}, measured {measured >> 20} MiB"
-    )
+    said = f"estimated {estimated >> 20} MiB in phase {fit['peak']!r}, measured {measured >> 20} MiB"
+    assert abs(estimated / measured - 1) <= ESTIMATE_ERROR, said
 
 
 def test_a_rank_that_spins_in_a_kernel_is_named(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,9 +163,7 @@ IN_DOS = "#!/bin/bash\ncat > x <<EOF\n1\nEOF\nexport NCCL_TIMEOUT=1\n".replace("
     ("job.sbatch", "#!/bin/bash\r\nexport NCCL_P2P_DISABLE=1\r\n", [("transport-disabled", 2)]),
     ("job.sbatch", IN_DOS, [("unknown-variable", 5)]),
 ])  # fmt: skip
-def test_environment_files_specs_and_dos_line_breaks(
-    tmp_path: Path, name: str, text: str, expected: list[tuple[str, int]]
-) -> None:
+def test_environment_files_specs_and_dos_line_breaks(tmp_path: Path, name: str, text: str, expected: list) -> None:
     report = lint_text(tmp_path, text, name)
     assert (found(report), report.unread) == (expected, [])
 

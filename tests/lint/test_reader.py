@@ -266,9 +266,8 @@ def test_quoted_words_come_back_as_they_were(words: list[str]) -> None:
 @settings(max_examples=examples(100), deadline=None)
 @given(WORDS)
 def test_every_character_keeps_its_place(words: list[str]) -> None:
-    text = (
-        "A=" + shlex.quote(words[0]) + "\nsrun bash -c " + shlex.quote("cmd " + shlex.join(words[1:])) + '\necho "$A"\n'
-    )
+    command = shlex.quote("cmd " + shlex.join(words[1:]))
+    text = f'A={shlex.quote(words[0])}\nsrun bash -c {command}\necho "$A"\n'
     reading = ShellReader()
     reading.read(MappedText(text))
     for call in reading.calls:

@@ -71,10 +71,8 @@ def test_one_mistake_is_reported_once_per_line(tmp_path: Path) -> None:
 
 
 def test_placeholders_are_reported_once_and_silence_their_lines(tmp_path: Path) -> None:
-    text = (
-        "#!/bin/bash\n#SBATCH --account=<account>\n#SBATCH --nodes={{ $nodes }}\nexport "
-        "HF_TOKEN=hf_XXXXXXXXXXXXXXXXXXXXXXXX\nsrun python /path/to/x.py\n"
-    )
+    text = "#!/bin/bash\n#SBATCH --account=<account>\n#SBATCH --nodes={{ $nodes }}\n"
+    text += "export HF_TOKEN=hf_XXXXXXXXXXXXXXXXXXXXXXXX\nsrun python /path/to/x.py\n"
     report = lint_text(tmp_path, text)
     shown = [(f.id, f.line, f.severity) for f in report.findings if f.severity != "note" or f.id == "placeholder"]
     assert shown == [("placeholder", 2, "note")]
@@ -102,9 +100,7 @@ def test_rules_in_brackets_are_ignored(tmp_path: Path) -> None:
     ("version", "more", "expected"),
     [(None, "", 0), ("22.05", "", 1), ("22.05", "mkdir -p logs\n", 1), ("23.02", "", 0), ("24.11.5", "", 0)],
 )
-def test_slurm_creates_folders_of_logs_since_23_02(
-    version: str | None, more: str, expected: int, tmp_path: Path
-) -> None:
+def test_slurm_makes_folders_of_logs_since_23_02(version: str | None, more: str, expected: int, tmp_path: Path) -> None:
     text = f"#!/bin/bash\n#SBATCH --time=1:00:00\n#SBATCH --output=logs/%j.out\n{more}python -u train.py\n"
     assert [f.id for f in lint_text(tmp_path, text, slurm_version=version).findings].count("output-folder") == expected
     (tmp_path / "logs").mkdir()

@@ -362,9 +362,7 @@ def test_a_shared_part_is_read_wherever_it_stands(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RecursionError("deep"), KeyError("x"), AssertionError()])
-def test_any_error_of_a_parser_costs_its_file_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_any_parser_error_costs_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def fail(scanner: object, number: int, source: object) -> None:
         if number == 0:
             raise error

@@ -114,7 +114,6 @@ def spec_of(tmp_path: Path, launcher: str = "local", **cluster: object) -> dict[
 
 
 def written(spec: dict[str, Any]) -> RunDir:
-    """The folder of a run that has not started."""
     parsed = parse_spec(spec)
     run = create_run(parsed.run_root, parsed.name)
     runs.write_request(run, parsed, make_plan(parsed, machine_facts()))
@@ -122,7 +121,6 @@ def written(spec: dict[str, Any]) -> RunDir:
 
 
 def executed(tmp_path: Path, spec: dict[str, Any]) -> tuple[subprocess.CompletedProcess[str], RunDir]:
-    """A whole run on this machine."""
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
     return verb("run", tmp_path / "spec.yaml"), RunDir(next((tmp_path / "runs").iterdir()))
 
@@ -165,9 +163,7 @@ def leaks(root: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("launcher", ["local", "slurm", "hosts"])
-def test_what_is_written_before_the_start_holds_no_secret(
-    tmp_path: Path, launcher: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_secret_is_written_before_the_start(tmp_path: Path, launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sets = ("--set", "cluster.env.API_KEY=Xs3cr3tValue", "--set", f"script.args=[--x, {JWT}]")
     monkeypatch.setattr("sys.argv", ["allranks", "run", "spec.yaml", *sets])
     more = {"hosts": ["127.0.0.1"]} if launcher == "hosts" else {}

@@ -95,9 +95,8 @@ def run(tmp_path: Path) -> RunDir:
     runs.write_request(made, spec, make_plan(spec, machine_facts()))
     log = made.log_of(1, "n1", 0)
     log.parent.mkdir()
-    log.write_text(
-        f"{ALL}\nRuntimeError: CUDA error: invalid device ordinal {ALL}\nValueError: {ALL}\n", encoding="utf-8"
-    )
+    text = f"{ALL}\nRuntimeError: CUDA error: invalid device ordinal {ALL}\nValueError: {ALL}\n"
+    log.write_text(text, encoding="utf-8")
     made.events.mkdir(exist_ok=True)
     event = {"event": "start", "time": 1.0, "rank": 0, "attempt": 1}
     error = {**event, "event": "error", "time": 2.0, "type": ALL, "message": ALL, "known": False, "echo": False}
@@ -153,16 +152,13 @@ def test_a_diagnosis_has_only_its_own_colours(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("RuntimeError: CUDA error: invalid device ordinal\n")
     found = diagnose([tmp_path])
     finding = msgspec.structs.replace(found.findings[0], title=ALL, cause=ALL, host=ALL)
-    hostile = msgspec.structs.replace(
-        found, findings=[finding], health=msgspec.structs.replace(found.health, hosts=[ALL])
-    )
+    health = msgspec.structs.replace(found.health, hosts=[ALL])
+    hostile = msgspec.structs.replace(found, findings=[finding], health=health)
     text = "\n".join(diagnosis.diagnosis_lines(hostile, 100))
     assert "hidden" in text and "\x1b[8m" not in text
 
 
-def test_a_diagnosis_is_printed_without_commands(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_diagnosis_prints_no_commands(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The last place before the terminal lets only colours through, whatever a line holds."""
     monkeypatch.setattr(diagnosis, "diagnosis_lines", lambda found, width: [ALL])
     diagnosis.show_diagnosis(diagnose([]))

@@ -20,10 +20,8 @@ def facts(gpus: int = 0, memory_bytes: int = 64 * GIB, gpu_bytes: int = 80 * GIB
 
 def raw(**sections: Any) -> dict[str, Any]:
     """A spec of a small Llama on two CPU ranks, with whole sections replaced."""
-    spec: dict[str, Any] = {
-        "model": {"name": "tiny:llama", "config": SMALL},
-        "data": {"source": "builtin:instructions", "max_length": 128},
-    }
+    data = {"source": "builtin:instructions", "max_length": 128}
+    spec: dict[str, Any] = {"model": {"name": "tiny:llama", "config": SMALL}, "data": data}
     return {**spec, **sections}
 
 

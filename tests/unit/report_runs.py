@@ -30,7 +30,6 @@ class Maker:
             folder.mkdir(parents=True)
 
     def tell(self, event: str, *, only: int | None = None, after: float = 0.0, **fields: Any) -> None:
-        """An event of all ranks, or of one."""
         self.time += after
         for rank, events in self.events.items():
             if only in (None, rank):
@@ -39,40 +38,19 @@ class Maker:
     def begin(self, *, attempt: int = 1, resumed_from: int | None = None, total: int = 10, **data: Any) -> None:
         self.tell("start", attempt=attempt, pid=1, world_size=self.ranks, resumed_from=resumed_from)
         self.tell("phase", after=0.1, name="prepare")
-        facts = {
-            "source": "builtin:instructions",
-            "template": "alpaca",
-            "rows": 800,
-            "rows_train": 760,
-            "rows_eval": 40,
-        }
+        rows = {"rows": 800, "rows_train": 760, "rows_eval": 40}
+        facts = {"source": "builtin:instructions", "template": "alpaca", **rows}
         facts |= {"rows_truncated": 307, "rows_without_target": 1, "tokens_cut": 65903, "sequences": 515, "labels": {}}
         facts |= {"tokens_real": 130319, "tokens_trained": 100049, "fill": 0.9885, "vocab_size": 2048}
         self.tell("data", after=0.6, how="built", seconds=0.6, **(facts | data))
         self.tell("phase", name="build")
-        self.tell(
-            "model",
-            after=1.5,
-            parameters=5198080,
-            parameters_trained=1198080,
-            seconds=1.4,
-            device="cpu",
-            torch="2.13.0",
-            versions=VERSIONS,
-            threads=1,
-        )
+        model = {"parameters": 5198080, "parameters_trained": 1198080, "seconds": 1.4}
+        self.tell("model", after=1.5, **model, device="cpu", torch="2.13.0", versions=VERSIONS, threads=1)
         if resumed_from is not None:
             self.tell("resume", from_step=resumed_from, inexact=False)
         self.tell("phase", name="prove")
-        self.tell(
-            "proof",
-            after=0.1,
-            world_size=self.ranks,
-            weights_equal=True,
-            data_disjoint=True,
-            weights_hash="884c3af1" * 8,
-            rows_checked=515,
-        )
+        proof = {"weights_equal": True, "data_disjoint": True, "weights_hash": "884c3af1" * 8, "rows_checked": 515}
+        self.tell("proof", after=0.1, world_size=self.ranks, **proof)
         self.tell("phase", name="train", total_steps=total, first_step=resumed_from or 0)
 
     def steps(self, first: int, last: int, *, every: int = 1, parts: bool = True, slow_rank: int | None = None) -> None:
@@ -83,30 +61,17 @@ class Maker:
             for rank in range(self.ranks):
                 self._step(rank, done, every, base, loss, last, parts, slow_rank)
 
-    def _step(
-        self, rank: int, done: int, every: int, base: float, loss: float, last: int, parts: bool, slow: int | None
-    ) -> None:
+    def _step(self, rank: int, done: int, every: int, base: float, loss: float, last: int, parts: bool, slow: Any):
         tokens = self.random.randint(900, 1024) * every
         forward = base * (0.45 if rank != slow else 0.7)
         record: dict[str, Any] = {
-            "step": done,
-            "steps": every,
-            "loss": loss,
-            "lr": 5e-5 * (1 - done / (last + 1)),
-            "grad_norm": self.random.uniform(0.5, 2),
-            "tokens": tokens,
-            "tokens_trained": tokens * 3 // 4,
-            "tokens_padded": 1024 * every - tokens,
-            "epoch": done / 64,
-            "step_time_s": round(base, 6),
-        }
+            "step": done, "steps": every, "loss": loss, "lr": 5e-5 * (1 - done / (last + 1)),
+            "grad_norm": self.random.uniform(0.5, 2), "tokens": tokens, "tokens_trained": tokens * 3 // 4,
+            "tokens_padded": 1024 * every - tokens, "epoch": done / 64, "step_time_s": round(base, 6),
+        }  # fmt: skip
         if parts:
-            record |= {
-                "data_s": 0.004,
-                "forward_s": forward,
-                "backward_s": base * 0.96 - forward - 0.01,
-                "optimizer_s": 0.006,
-            }
+            backward = base * 0.96 - forward - 0.01
+            record |= {"data_s": 0.004, "forward_s": forward, "backward_s": backward, "optimizer_s": 0.006}
         if every > 1:
             record["step_times_s"] = [round(base * self.random.uniform(0.97, 1.03), 6) for _ in range(every)]
         memory = int((0.6 + 0.02 * rank) * GIB + 0.05 * GIB * self.random.random())
@@ -114,47 +79,20 @@ class Maker:
         self.events[rank].append({"event": "step", "time": self.time, "rank": rank, **record})
 
     def evaluate(
-        self,
-        step: int,
-        *,
-        loss: float,
-        accuracy: float | None = None,
-        exact: float | None = None,
-        samples: list[dict[str, str]] | None = None,
+        self, step: int, *, loss: float, accuracy: float | None = None, exact: float | None = None, samples: Any = None
     ) -> None:
         self.tell("phase", name="evaluate", step=step)
         perplexity = None if accuracy is not None else math.exp(loss)
-        more = (
-            {}
-            if accuracy is not None
-            else {"exact_match": exact, "checked": 40 if exact is not None else 0, "samples": samples or []}
-        )
-        self.tell(
-            "eval",
-            only=0,
-            after=0.6,
-            step=step,
-            loss=loss,
-            perplexity=perplexity,
-            accuracy=accuracy,
-            targets=6169,
-            rows=40,
-            seconds=0.46,
-            collectives=1,
-            **more,
-        )
+        more = {"exact_match": exact, "checked": 40 if exact is not None else 0, "samples": samples or []}
+        more = more if accuracy is None else {}
+        more |= {"loss": loss, "perplexity": perplexity, "accuracy": accuracy}
+        self.tell("eval", only=0, after=0.6, step=step, targets=6169, rows=40, seconds=0.46, collectives=1, **more)
         self.tell("phase", name="train", step=step)
 
     def save(self, step: int) -> None:
         self.tell("phase", name="save", step=step)
-        self.tell(
-            "checkpoint",
-            after=0.04,
-            step=step,
-            mode="weights_only",
-            seconds=0.0373,
-            path=str(self.run.checkpoint(step)),
-        )
+        path = str(self.run.checkpoint(step))
+        self.tell("checkpoint", after=0.04, step=step, mode="weights_only", seconds=0.0373, path=path)
         self.tell("phase", name="train", step=step)
         self.run.checkpoint(step).mkdir(exist_ok=True)
         files = {"adapter_model.safetensors": {"bytes": 4799768, "sha256": "0" * 64}}
@@ -206,14 +144,11 @@ class Maker:
         env: list[dict[str, Any]] | None = None,
         plan: dict[str, Any] | None = None,
     ) -> RunDir:
-        """Write what has been told, with plan, spec and summary."""
         for rank, events in self.events.items():
             self.run.events_of(rank).write_text("".join(json.dumps(e) + "\n" for e in events))
         each = max(self.ranks // len(self.hosts), 1)
-        nodes = [
-            {"node": n, "host": host, "ranks": list(range(n * each, (n + 1) * each))}
-            for n, host in enumerate(self.hosts)
-        ]
+        ranks = [list(range(n * each, (n + 1) * each)) for n in range(len(self.hosts))]
+        nodes = [{"node": n, "host": host, "ranks": ranks[n]} for n, host in enumerate(self.hosts)]
         environment = env or [
             {
                 "name": "OMP_NUM_THREADS",
@@ -229,40 +164,18 @@ class Maker:
             },
         ]
         base_plan = {
-            "run_name": "demo",
-            "launcher": "local",
-            "strategy": "pytorch_ddp",
-            "strategy_options": {"bucket_mb": 25.0},
-            "device": "cpu",
-            "backend": "gloo",
-            "dtype": "float32",
-            "world_size": self.ranks,
-            "procs_per_node": each,
-            "nodes": nodes,
-            "rendezvous": "a free port on 127.0.0.1",
-            "batch": {"micro_batch_size": 4, "grad_accum": 1, "global_batch_size": 4 * self.ranks},
-            "max_steps": 10,
-            "epochs": None,
-            "environment": environment,
-            "warnings": [],
-            "timeout_s": 600,
-        } | (plan or {})
+            "run_name": "demo", "launcher": "local", "strategy": "pytorch_ddp", "strategy_options": {"bucket_mb": 25.0},
+            "device": "cpu", "backend": "gloo", "dtype": "float32", "world_size": self.ranks, "procs_per_node": each,
+            "nodes": nodes, "rendezvous": "a free port on 127.0.0.1",
+            "batch": {"micro_batch_size": 4, "grad_accum": 1, "global_batch_size": 4 * self.ranks}, "max_steps": 10,
+            "epochs": None, "environment": environment, "warnings": [], "timeout_s": 600,
+        } | (plan or {})  # fmt: skip
         self.run.plan.write_text(json.dumps(base_plan))
         self.run.spec.write_text("name: demo\nmodel:\n  name: tiny:mistral\ncluster:\n  env: {}\n")
-        self.run.run_args.write_text(
-            json.dumps(
-                {
-                    "command": ["/bin/allranks", "run", "demo.yaml"],
-                    "python": "3.11.7",
-                    "allranks": "0.1.0",
-                    "started": "2026-11-20 23:05:03",
-                }
-            )
-        )
-        checks = [
-            {"name": "packages", "ok": True, "found": "ok", "cure": ""},
-            {"name": "disk", "ok": True, "found": "78GiB-free", "cure": "x"},
-        ]
+        args = {"command": ["/bin/allranks", "run", "demo.yaml"], "python": "3.11.7", "allranks": "0.1.0"}
+        self.run.run_args.write_text(json.dumps({**args, "started": "2026-11-20 23:05:03"}))
+        checks = [("packages", "ok", ""), ("disk", "78GiB-free", "x")]
+        checks = [{"name": name, "ok": True, "found": found, "cure": cure} for name, found, cure in checks]
         self.run.preflight.write_text(json.dumps([{"host": host, "checks": checks} for host in self.hosts]))
         self.run.metrics.write_text(json.dumps(self._metrics(status, message) | (metrics or {})))
         return self.run
@@ -270,18 +183,10 @@ class Maker:
     def _metrics(self, status: str, message: str | None) -> dict[str, Any]:
         done = [e for e in self.events.get(0, []) if e["event"] == "step"]
         found: dict[str, Any] = {
-            "run_name": self.run.name,
-            "status": status,
-            "strategy": "pytorch_ddp",
-            "world_size": self.ranks,
-            "nodes": len(self.hosts),
-            "device": "cpu",
-            "model": "tiny:mistral",
-            "dataset": "builtin:instructions",
-            "use_lora": True,
-            "dtype": "float32",
-            "wall_time_s": self.time - START,
-        }
+            "run_name": self.run.name, "status": status, "strategy": "pytorch_ddp", "world_size": self.ranks,
+            "nodes": len(self.hosts), "device": "cpu", "model": "tiny:mistral", "dataset": "builtin:instructions",
+            "use_lora": True, "dtype": "float32", "wall_time_s": self.time - START,
+        }  # fmt: skip
         if done:
             found |= {
                 "tokens_per_s": 6493.5,
@@ -296,14 +201,11 @@ class Maker:
 
 def answers(column: int) -> list[dict[str, str]]:
     """Sample answers: column 2 before training, 3 after."""
-    return [
-        {"prompt": f"### Instruction:\n{s[0]}\n\n### Response:\n", "expected": s[1], "reply": s[column]}
-        for s in SAMPLES
-    ]
+    prompt = "### Instruction:\n{}\n\n### Response:\n"
+    return [{"prompt": prompt.format(s[0]), "expected": s[1], "reply": s[column]} for s in SAMPLES]
 
 
 def complete_run(root: Path, name: str = "demo", steps: int = 10, **how: Any) -> RunDir:
-    """A run that succeeded, with evaluations, samples, a checkpoint and telemetry."""
     make = Maker(root, name, **how)
     make.begin(total=steps)
     make.evaluate(0, loss=7.7, exact=0.0, samples=answers(2))
@@ -322,30 +224,9 @@ def failed_run(
     make = Maker(root, name)
     make.begin()
     make.steps(1, 4)
-    make.tell(
-        "error",
-        only=1,
-        type="RuntimeError",
-        message="out of memory",
-        step=None,
-        attempt=1,
-        exit_code=1,
-        known=False,
-        echo=False,
-    )
-    make.tell(
-        "error",
-        only=0,
-        after=0.2,
-        type="RuntimeError",
-        message="Connection closed by peer",
-        step=None,
-        attempt=1,
-        exit_code=1,
-        known=False,
-        echo=True,
-    )
-    make.run.log_of(1, "one", 1).write_text(
-        "Traceback (most recent call last):\n  File \x1b[31mx.py\x1b[0m\nRuntimeError: out of memory\n"
-    )
+    error = {"type": "RuntimeError", "step": None, "attempt": 1, "exit_code": 1, "known": False}
+    make.tell("error", only=1, **error, message="out of memory", echo=False)
+    make.tell("error", only=0, after=0.2, **error, message="Connection closed by peer", echo=True)
+    text = "Traceback (most recent call last):\n  File \x1b[31mx.py\x1b[0m\nRuntimeError: out of memory\n"
+    make.run.log_of(1, "one", 1).write_text(text)
     return make.write(status="failed", message=message)

@@ -71,9 +71,7 @@ def assert_equal(one: Any, other: Any) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 3])
-@pytest.mark.parametrize(
-    "make", [text, lambda rows: collate_labelled(TOKENS, rows, 0), noise], ids=["text", "labels", "noise"]
-)
+@pytest.mark.parametrize("make", [text, lambda rows: collate_labelled(TOKENS, rows, 0), noise])
 def test_batches_are_those_of_the_plan_from_the_first_step_on(make: Any, first: int) -> None:
     planned = [make(rows) for step in range(first, STEPS) for rows in order().micro_batches(step)]
     feed = BatchFeed(order(), make, CPU, first, STEPS, ahead=True)

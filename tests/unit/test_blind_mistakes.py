@@ -144,9 +144,8 @@ NUMBERS = [{**r, "label": ("1", "1.0", "2")[i % 3]} for i, r in enumerate(NEWS)]
 MEASURES = [{**r, "label": i * 0.37} for i, r in enumerate(NEWS)]
 RAIN = [*NEWS[:8], {"text": "rain", "label": "weather"}]
 TWICE = '{"instruction": "a", "output": "b", "output": "c"}'
-CHATS: list[Spec] = [
-    {"messages": [{"role": "user", "content": f"hi {i}"}, {"role": "assistant", "content": "yes"}]} for i in range(20)
-]
+YES = {"role": "assistant", "content": "yes"}
+CHATS: list[Spec] = [{"messages": [{"role": "user", "content": f"hi {i}"}, YES]} for i in range(20)]
 REFUSED: dict[str, tuple[Make, str]] = {
     "b01-windows-1252": (text("text\nau café\n".encode("cp1252"), "a.csv"), r"not UTF-8 text at byte"),
     "b02-utf16-powershell": (text(lines(ROWS).encode("utf-16")), r"not UTF-8 text at byte 0"),
@@ -291,9 +290,7 @@ def test_b12_chats_for_a_tokenizer_without_chat_template_get_the_default_one(tmp
         ({"sequences": 41}, "written with 40 training sequences, now there are 41"),
     ],
 )
-def test_b13_b14_a_resume_on_other_data_or_another_base_is_refused(
-    tmp_path: Path, change: dict[str, Any], words: str
-) -> None:
+def test_b13_b14_a_resume_on_other_data_or_base_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     from allranks.train.checkpoint import TrainingIdentity
     from allranks.train.checkpoint.loader import require_same
     from allranks.train.distributed import SINGLE_PROCESS
@@ -396,9 +393,8 @@ def test_b44_other_class_names_are_told_and_b53_another_number_refused(tmp_path:
     told = prepared(news_spec(tmp_path, model={"name": str(four)}), classifier=True).facts.warnings
     assert any("other class names than the data" in text and "arts = a" in text for text in told), told
     ids = [{**row, "label": (0, 1, 7)[i % 3]} for i, row in enumerate(NEWS)]
-    with pytest.raises(
-        DataError, match=r"its classifier has 4 classes \(a, b, c, d\), the data has 3 labels \(0, 1, 7\)"
-    ):
+    said = r"its classifier has 4 classes \(a, b, c, d\), the data has 3 labels \(0, 1, 7\)"
+    with pytest.raises(DataError, match=said):
         prepared(news_spec(tmp_path, lines(ids), "b.jsonl", model={"name": str(four)}), classifier=True)
     ids = [{**row, "label": (0, 1, 3)[i % 3]} for i, row in enumerate(NEWS)]
     numbered = prepared(news_spec(tmp_path, lines(ids), "c.jsonl", model={"name": str(four)}), classifier=True).facts

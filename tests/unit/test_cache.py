@@ -38,9 +38,8 @@ claim.unlink()
 
 
 def start(folder: Path, seconds: float) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", BUILDER, str(folder), str(seconds)], stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-c", BUILDER, str(folder), str(seconds)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def builds(folder: Path) -> int:
@@ -75,9 +74,8 @@ def test_a_killed_builder_is_taken_over(tmp_path: Path) -> None:
 
 def obtain(folder: Path, text: str = "whole") -> tuple[str, list[str]]:
     said: list[str] = []
-    entry, how = shared_cache.get_or_build(
-        folder, "key", lambda into: (into / "part").write_text(text) and None, said.append
-    )
+    write = lambda into: (into / "part").write_text(text) and None  # noqa: E731
+    entry, how = shared_cache.get_or_build(folder, "key", write, said.append)
     assert (entry / "part").read_text() == text
     return how, said
 
@@ -121,16 +119,8 @@ def test_a_beating_builder_elsewhere_is_waited_for(tmp_path: Path, monkeypatch: 
 
 
 def test_a_reused_process_number_is_not_the_builder(tmp_path: Path) -> None:
-    write_json(
-        tmp_path / "key.claim",
-        {
-            "host": shared_cache.host_name(),
-            "place": shared_cache._place(),
-            "pid": os.getpid(),
-            "started": 1.0,
-            "beat": "x",
-        },
-    )
+    place = {"host": shared_cache.host_name(), "place": shared_cache._place()}
+    write_json(tmp_path / "key.claim", {**place, "pid": os.getpid(), "started": 1.0, "beat": "x"})
     assert any("has died" in s for s in obtain(tmp_path)[1])
 
 

@@ -22,8 +22,6 @@ from tests.dist.harness import until
 
 
 class Recorder:
-    """A supervisor that only records."""
-
     def __init__(self) -> None:
         self.orders = Orders(interval_s=0.05)
         self.found: list[NodeEvidence] = []

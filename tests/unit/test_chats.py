@@ -29,9 +29,8 @@ ENDS = {
 SPECIAL = re.compile(r"<\|[^|<>\s]+\|?>|<[^|<>\s]*\|>|<(?:start|end)_of_\w+>|\[gMASK\]|<sop>")
 QUESTIONS = ["What is 1+1?", "Say: It is two. 🙂", "ok"]
 REPLIES = ["It is two.", "It is two.", "Bye é🙂"]
-TURNS = [
-    turn for pair in zip(QUESTIONS, REPLIES, strict=True) for turn in zip(("user", "assistant"), pair, strict=True)
-]
+PAIRS = zip(QUESTIONS, REPLIES, strict=True)
+TURNS = [turn for question, reply in PAIRS for turn in (("user", question), ("assistant", reply))]
 CHAT = [{"role": role, "content": text} for role, text in TURNS]
 """The second question has the text of a reply, and two replies are the same."""
 THINKING = [m | ({"reasoning_content": "hmm", "thinking": "hmm"} if m["role"] == "assistant" else {}) for m in CHAT]

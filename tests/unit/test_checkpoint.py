@@ -69,9 +69,7 @@ def test_a_layer_stays_in_one_file() -> None:
     assert all(len({home[f"model.layers.{i}.{p}"] for p in ("up", "down", "gate")}) == 1 for i in range(5))
 
 
-def publish(
-    run: RunDir, step: int, keep: int, size: int = 1000, *, loss: float | None = None, keep_best: bool = False
-) -> None:
+def publish(run: RunDir, step: int, keep: int, size: int = 1000, *, loss: Any = None, keep_best: bool = False) -> None:
     aside = run.checkpoints / f".step-{step}.tmp"
     aside.mkdir(parents=True)
     (aside / "weights").write_bytes(b"x" * size)
@@ -133,7 +131,7 @@ def test_room_is_made_from_the_oldest_and_never_from_the_newest(
     ],
 )
 def test_a_manifest_that_is_damaged_or_anothers_is_passed_over_by_name(
-    tmp_path: Path, manifest: dict[str, Any], words: str
+    tmp_path: Path, manifest: Any, words: str
 ) -> None:
     run = published(tmp_path, **manifest)
     step, problems = newest_checkpoint(run)
@@ -164,9 +162,7 @@ NEWER = {"schema_version": SCHEMA_VERSION + 1}
         ({**NEWER, "files": ["in another form"]}, f"has schema_version {SCHEMA_VERSION + 1} (allranks 9.9);"),
     ],
 )
-def test_a_checkpoint_of_another_version_is_refused_and_none_taken_in_its_place(
-    tmp_path: Path, change: dict[str, Any], words: str
-) -> None:
+def test_a_checkpoint_of_another_version_is_refused_and_none_instead(tmp_path: Path, change: Any, words: str) -> None:
     run = published(tmp_path, allranks="9.9", **change)
     with pytest.raises(RequestError) as caught:
         newest_checkpoint(run)
@@ -246,9 +242,7 @@ def test_copies_hold_the_values_of_their_moment_and_reuse_their_memory() -> None
 
 
 @pytest.mark.parametrize("error", [RuntimeError("unexpected pos 64 vs 0"), OSError(5, "Input/output error", "x.pt")])
-def test_a_full_disk_is_told_whatever_the_writer_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_a_full_disk_is_told_by_any_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """torch's own writer does not tell that the disk is full."""
     alone: Any = RankAgreement.__new__(RankAgreement)
     alone.size, alone.group, alone._folder = 1, None, tmp_path
@@ -336,13 +330,7 @@ def test_each_of_two_copies_writes_half_and_all_is_read(tmp_path: Path) -> None:
 
 def test_parts_with_a_gap_or_an_overlap_are_refused() -> None:
     require_whole_tensors([("w", 5, 5, 10), ("w", 0, 5, 10)])
-    for parts in (
-        [(0, 3, 10), (4, 6, 10)],
-        [(0, 5, 10), (4, 6, 10)],
-        [(0, 5, 10)],
-        [(0, 5, 10), (5, 6, 10)],
-        [(0, 5, 10), (5, 5, 11)],
-        [(0, 10, 10), (0, 10, 10)],
-    ):
+    pairs = [((0, 3, 10), (4, 6, 10)), ((0, 5, 10), (4, 6, 10)), ((0, 5, 10), (5, 6, 10)), ((0, 5, 10), (5, 5, 11))]
+    for parts in (*pairs, [(0, 5, 10)], [(0, 10, 10), (0, 10, 10)]):
         with pytest.raises(CheckpointError, match="w: the ranks together hold"):
             require_whole_tensors([("w", *part) for part in parts])

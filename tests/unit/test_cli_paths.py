@@ -19,7 +19,6 @@ def verb(*words: str | Path) -> tuple[int, str]:
 
 @pytest.fixture
 def locked(tmp_path: Path) -> Path:
-    """A folder that may not be entered, with a file in it."""
     if os.geteuid() == 0 and shutil.which("setpriv") is None:
         pytest.skip("no setpriv: root cannot be kept from reading")
     folder = tmp_path / "locked"

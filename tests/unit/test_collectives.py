@@ -26,21 +26,17 @@ ALLOWED: dict[str, tuple[Recorded, Recorded]] = {
 }
 FORBIDDEN: dict[str, tuple[Recorded, Recorded]] = {
     "FSDP gathers": (("nccl:_all_gather_base", [[512]], [[1024]]), ("nccl:_all_gather_base", [[480]], [[960]])),
-    "FSDP2 gathers": (
-        ("nccl:all_gather_into_tensor", [[512]], [[1024]]),
-        ("nccl:all_gather_into_tensor", [[480]], [[960]]),
-    ),
+    "FSDP2 gathers": (("nccl:all_gather_into_tensor", [[512]], [[1024]]),
+                      ("nccl:all_gather_into_tensor", [[480]], [[960]])),
     "FSDP reduces": (("nccl:_reduce_scatter_base", [[1024]], [[512]]), ("nccl:_reduce_scatter_base", [[960]], [[480]])),
-    "ZeRO coalesces": (
-        ("nccl:reduce_scatter_tensor_coalesced", [[8], [8]], [[4], [4]]),
-        ("nccl:reduce_scatter_tensor_coalesced", [[8], [6]], [[4], [3]]),
-    ),
+    "ZeRO coalesces": (("nccl:reduce_scatter_tensor_coalesced", [[8], [8]], [[4], [4]]),
+                       ("nccl:reduce_scatter_tensor_coalesced", [[8], [6]], [[4], [3]])),
     "list": (("gloo:all_gather", [[3]], [[2, 3]]), ("gloo:all_gather", [[4]], [[2, 4]])),
     "all-reduce": (("gloo:all_reduce", [[6]], [[6]]), ("gloo:all_reduce", [[8]], [[8]])),
     "broadcast": (("gloo:broadcast", [[6]], [[6]]), ("gloo:broadcast", [[8]], [[8]])),
     "gather": (("gloo:gather", [[3]], [[2, 3]]), ("gloo:gather", [[4]], [])),
     "scatter": (("gloo:scatter", [[2, 3]], [[3]]), ("gloo:scatter", [], [[4]])),
-}
+}  # fmt: skip
 
 
 def _write(folder: Path, ranks: tuple[Recorded, ...]) -> list[Path]:

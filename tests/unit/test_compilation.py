@@ -87,10 +87,8 @@ def test_a_machine_without_a_c_compiler_is_told_and_the_nodes_of_slurm_have_thei
 
 
 def test_memory_must_suffice_if_the_compiler_fails() -> None:
-    needed = {
-        value: fit(parse_spec(LONG, [f"model.compile={value}"]), planned(f"model.compile={value}"), H100)
-        for value in ("auto", "true", "false")
-    }
+    values = {value: f"model.compile={value}" for value in ("auto", "true", "false")}
+    needed = {value: fit(parse_spec(LONG, [key]), planned(key), H100) for value, key in values.items()}
     assert needed["auto"].needed_bytes == needed["false"].needed_bytes == needed["true"].needed_bytes
     assert "estimated without compiled blocks" in needed["auto"].notes[0]
 
@@ -105,9 +103,7 @@ def test_memory_must_suffice_if_the_compiler_fails() -> None:
         ({}, {}, False),  # planned before there was auto
     ],
 )
-def test_a_resume_keeps_what_the_run_did(
-    tmp_path: Path, plan: dict[str, Any], metrics: dict[str, Any], compiled: bool
-) -> None:
+def test_a_resume_keeps_what_the_run_did(tmp_path: Path, plan: Any, metrics: Any, compiled: bool) -> None:
     run = RunDir(tmp_path)
     write_json(run.plan, plan)
     write_json(run.metrics, metrics)
@@ -185,9 +181,7 @@ def test_ranks_do_what_the_plan_says(value: str, planned: bool, remarks: int) ->
 
 
 @pytest.mark.parametrize(("attempts", "compiled"), [((1,), False), ((1, 2), True)])
-def test_a_driver_that_plans_again_keeps_what_an_earlier_attempt_did(
-    tmp_path: Path, attempts: tuple[int, ...], compiled: bool
-) -> None:
+def test_a_driver_that_plans_again_keeps_what_an_attempt_did(tmp_path: Path, attempts: Any, compiled: bool) -> None:
     """On a CPU `auto` alone would not compile."""
     run, spec = RunDir(tmp_path), parse_spec(raw())
     for attempt in attempts:

@@ -55,14 +55,10 @@ def test_every_key_is_offered_once_and_can_be_set() -> None:
     assert not {"train", "cluster.slurm", "strategy.options"} & set(keys)
     assert set(keys) - set(all_keys(RunSpec)) == {k for k in keys if k.startswith("strategy.") and k != "strategy.name"}
     base = {"model": {"name": "tiny:llama"}, "data": {"source": "builtin:instructions"}}
+    # Depends on the data, other keys of the cluster, evaluations, the adapter.
+    depends = {"data.template", "cluster.launcher", "checkpoint.keep_best", "model.float8", "model.quantize"}
     for key, values in keys.items():
-        if key.startswith("strategy.") or key in {
-            "data.template",
-            "cluster.launcher",
-            "checkpoint.keep_best",
-            "model.float8",
-            "model.quantize",
-        }:
-            continue  # depends on the strategy, the data, other keys of the cluster, evaluations, the adapter
+        if key.startswith("strategy.") or key in depends:
+            continue
         for value in values:
             parse_spec(base, [f"{key}={value}", *(["model.name=mlp:8x2"] if value == "builtin:noise" else [])])

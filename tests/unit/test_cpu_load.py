@@ -12,17 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.utils.kernel_counters import (
-    CpuSample,
-    CpuUse,
-    MachineLoad,
-    RunQueueClock,
-    add_uses,
-    describe_load,
-    judge_machine,
-    sample_cpu,
-    use_between,
-)
+from allranks.utils import kernel_counters
+from allranks.utils.kernel_counters import CpuSample, CpuUse, RunQueueClock, add_uses, sample_cpu, use_between
 from allranks.utils.text import format_ranges, parse_ranges
 
 
@@ -118,8 +109,8 @@ def use(cpu: float, queued: float | None, machine: float | None, **changes: Any)
     return CpuUse(cpu_s=cpu, queued_s=queued, machine_s=machine, **{**known, **changes})
 
 
-def judge(*uses: CpuUse) -> MachineLoad:
-    return judge_machine("n1", uses)
+def judge(*uses: CpuUse) -> kernel_counters.MachineLoad:
+    return kernel_counters.judge_machine("n1", uses)
 
 
 ANY = pytest.approx(0.5, abs=0.5)
@@ -152,7 +143,7 @@ OTHER = {**ONE, "cores": "1"}
 )
 def test_who_took_the_cores(uses: list[CpuUse], taken: Any, overloaded: bool, words: str) -> None:
     load = judge(*uses)
-    assert load.taken_share == taken and load.overloaded is overloaded and words in describe_load(load)
+    assert load.taken_share == taken and load.overloaded is overloaded and words in kernel_counters.describe_load(load)
     assert load.competing_share == pytest.approx(0.75, abs=0.01) or "threads of its ranks" not in words
 
 
@@ -166,7 +157,7 @@ def test_who_took_the_cores(uses: list[CpuUse], taken: Any, overloaded: bool, wo
 def test_absence_is_not_evidence(changes: dict[str, Any]) -> None:
     bad = use(5.0, changes.pop("queued", 5.0), changes.pop("machine", 20.0), **changes)
     for found in (judge(bad), judge(use(5.0, 5.0, 20.0), bad), judge()):
-        assert found.taken_share is None and not found.overloaded and describe_load(found)
+        assert found.taken_share is None and not found.overloaded and kernel_counters.describe_load(found)
 
 
 def test_consecutive_records_add_up() -> None:

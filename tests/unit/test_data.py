@@ -64,10 +64,8 @@ def render(rows: list[Row], **options: Any) -> list[Example]:
 def parts(row: Row, tokenizer: Any) -> tuple[str, str]:
     """Return the text that is not trained, and the text that is."""
     (encoded,) = encode_text(render([row]), tokenizer, max_length=512, mask_prompt=True)
-    untrained, trained = (
-        tokenizer.decode([int(i) for i, m in zip(encoded.ids, encoded.mask, strict=True) if m == wanted])
-        for wanted in (0, 1)
-    )
+    pairs = [(int(i), m) for i, m in zip(encoded.ids, encoded.mask, strict=True)]
+    untrained, trained = (tokenizer.decode([i for i, m in pairs if m == wanted]) for wanted in (0, 1))
     return untrained, trained
 
 
@@ -133,10 +131,8 @@ def test_first_rows_have_values_and_mistakes_in_them_are_found(tmp_path: Path) -
     assert read_first_rows(tmp_path / "a.parquet") == rows[:20] == read_first_rows(jsonl(tmp_path / "a.jsonl", rows))
     pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "none.parquet")
     assert read_first_rows(tmp_path / "none.parquet") == [{"text": ""}]
-    for text, words in (
-        ('{"text": "a"}\n\n{"text": b}\n', "line 3: not JSON"),
-        ('[{"text": "a"}]\n', "an object with named columns"),
-    ):
+    no_json = ('{"text": "a"}\n\n{"text": b}\n', "line 3: not JSON")
+    for text, words in (no_json, ('[{"text": "a"}]\n', "an object with named columns")):
         (tmp_path / "b.jsonl").write_text(text)
         with pytest.raises(DataError, match=words):
             read_first_rows(tmp_path / "b.jsonl")
@@ -144,12 +140,8 @@ def test_first_rows_have_values_and_mistakes_in_them_are_found(tmp_path: Path) -
 
 def test_text_files_folders_and_patterns(tmp_path: Path) -> None:
     (tmp_path / "texts" / "b").mkdir(parents=True)
-    files = {
-        "texts/1.md": "one\n\ntwo\n",
-        "texts/b/2.md": "three",
-        "texts/.x.md": "no",
-        "book.txt": "a\nb\r\n \nc\n\n\n",
-    }
+    files = {"texts/1.md": "one\n\ntwo\n", "texts/b/2.md": "three", "texts/.x.md": "no"}
+    files["book.txt"] = "a\nb\r\n \nc\n\n\n"
     for name, text in files.items():
         (tmp_path / name).write_bytes(text.encode())
 
@@ -237,10 +229,8 @@ def test_jinja_blocks_split_prompt_and_response(tmp_path: Path) -> None:
     path.write_text("{% block prompt %}Q: {{ q }}\nA: {% endblock %}{% block response %}{{ a }}{% endblock %}")
     (example,) = render([{"q": "x?", "a": "y"}], template=str(path))
     assert example.turns == (("Q: x?\nA: ", False), ("y", True))
-    for code, words in (
-        ("nothing", r"row 0.*nothing.*columns are: q"),
-        ("''.__class__.__mro__[1].__subclasses__()", ""),
-    ):
+    hostile = "''.__class__.__mro__[1].__subclasses__()"
+    for code, words in (("nothing", r"row 0.*nothing.*columns are: q"), (hostile, "")):
         path.write_text("{% block response %}{{ " + code + " }}{% endblock %}")
         with pytest.raises(DataError, match=words):
             render([{"q": "x?"}], template=str(path))

@@ -36,10 +36,8 @@ def test_json_has_the_rows_with_their_mask_and_the_facts(tmp_path: Path) -> None
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     first = found["shown"][0]
-    assert first["segments"] == [
-        {"text": "<|user|>\nWhat is 0 + 1?\n<|assistant|>\n", "trained": False},
-        {"text": "It is 1.</s>", "trained": True},
-    ]
+    prompt = "<|user|>\nWhat is 0 + 1?\n<|assistant|>\n"
+    assert first["segments"] == [{"text": prompt, "trained": False}, {"text": "It is 1.</s>", "trained": True}]
     assert (len(found["shown"]), first["row"], first["cut_tokens"]) == (2, 0, 0)
     facts = found["facts"]
     assert (facts["template"], facts["template_reason"]) == ("chat", "columns prompt, response")
@@ -99,8 +97,6 @@ def test_plan_notes_too_few_sequences_and_the_cure_works(tmp_path: Path) -> None
         ({"data": {"template": "alpaca"}}, "there is no column 'instruction'"),
     ],
 )  # fmt: skip
-def test_a_spec_without_rows_or_with_wrong_ones_ends_with_2(
-    tmp_path: Path, sections: dict[str, Any], words: str
-) -> None:
+def test_a_spec_without_rows_or_with_wrong_ones_ends_in_2(tmp_path: Path, sections: dict[str, Any], words: str) -> None:
     ended = verb("data", spec_file(tmp_path, ROWS, **sections))
     assert (ended.returncode, words in ended.stderr, ended.stdout) == (2, True, ""), ended.stderr

@@ -185,10 +185,8 @@ INCOMPLETE += "Missing communicator data from 1 rank\n  "
 OLD, NEW = "The missing rank: 21", "Rank 21 -- GPU 5 managed by process 3487984 on node 172.16.64.213"
 DEAD = f"DEAD\n  1 job process is considered dead (unreachable via the RAS network)\n  {GONE}"
 UNEVEN = "#0-0 (78db921d1c117b4a) MISMATCH\n  Communicator ranks have different AllReduce operation counts\n"
-LAGS = (
-    UNEVEN
-    + "  31 ranks have launched up to operation 64\n  Rank 7 has launched up to operation {} -- GPU 3 managed by "
-)
+LAGS = "  31 ranks have launched up to operation 64\n  Rank 7 has launched up to operation {} -- GPU 3 managed by "
+LAGS = UNEVEN + LAGS
 LAGS += "process 1650386 on node node1"
 AHEAD = f"{UNEVEN}  30 ranks have launched up to operation 640\n  2 ranks have launched up to operation 700\n  Rank 12 -- GPU 4"
 AHEAD += " managed by process 323032 on node 10.137.190.124\n  Rank 13 -- [process information not found]"

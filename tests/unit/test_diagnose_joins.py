@@ -77,10 +77,8 @@ def test_of_a_run_only_the_newest_attempt_is_read(tmp_path: Path) -> None:
     """Given itself, or found in a folder; with its stacks and records, without what is no log."""
     run, other = tmp_path / "runs" / "r", "ModuleNotFoundError: No module named 'peft'"
     of(run, {"logs/attempt-1/n1.rank0.log": DISK, "logs/attempt-2/n1.rank0.log": DEVICE, "plan.json": "{}"})
-    of(
-        run,
-        {"logs/attempt-2/notes.md": other, "checkpoints/step-1/x.log": other, "other.log": other, "spec.yaml": "{}"},
-    )
+    others = dict.fromkeys(["logs/attempt-2/notes.md", "checkpoints/step-1/x.log", "other.log"], other)
+    of(run, {**others, "spec.yaml": "{}"})
     for given in (run, tmp_path):
         found = diagnose([given])
         assert (ids(found), found.files) == (["invalid_device"], 1), given
@@ -133,16 +131,8 @@ def test_events_of_an_earlier_attempt_are_another_story_and_an_echo_is_no_cause(
     assert "IndexError" in found.findings[0].cause and not any("ValueError" in line for line in found.story)
 
 
-HANG = {
-    "event": "hang",
-    "time": 1.7e9 + 9,
-    "rank": 1,
-    "attempt": 1,
-    "kind": "",
-    "host": "n1",
-    "ranks": [2, 3],
-    "where": "x",
-}
+HANG = {"event": "hang", "time": 1.7e9 + 9, "rank": 1, "attempt": 1, "kind": ""}
+HANG |= {"host": "n1", "ranks": [2, 3], "where": "x"}
 
 
 @pytest.mark.parametrize(("kind", "named"), [("dataloader_hang",) * 2, ("of_a_later_version", "collective_hang")])
@@ -218,10 +208,8 @@ def two(ahead_s: float, **log: float) -> dict[str, str]:
 @pytest.mark.parametrize("ahead_s", [0.0, 0.2, -41.5, 3600.0])
 def test_first_cause_is_first_whatever_its_clock_says(tmp_path: Path, ahead_s: float) -> None:
     found = of(tmp_path, two(ahead_s))
-    assert [(f.id, f.rank, f.host) for f in found.findings] == [
-        ("invalid_device", 1, "node-b"),
-        ("disk_full", 0, "node-a"),
-    ]
+    both = [("invalid_device", 1, "node-b"), ("disk_full", 0, "node-a")]
+    assert [(f.id, f.rank, f.host) for f in found.findings] == both
     assert found.clocks.offsets_s == ({"node-b": pytest.approx(ahead_s, abs=0.05)} if abs(ahead_s) > 1 else {})
     assert not found.clocks.unknown and not found.findings[0].against
     assert found.story[0].split("  ")[1].startswith("rank 1 on node-b")

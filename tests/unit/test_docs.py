@@ -175,9 +175,7 @@ def test_no_package_hides_a_function_of_the_public_api() -> None:
         assert callable(importlib.import_module(f"allranks.{name}")), name
 
 
-def test_every_yaml_block_of_the_pages_is_parsed_and_every_spec_planned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_yaml_block_is_parsed_and_every_spec_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nanoGPT").mkdir()
     for name in ("train.py", "nanoGPT/train.py"):
@@ -235,10 +233,8 @@ def test_the_site_is_built_without_a_broken_link(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path)]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert (
-        "(torchrun.html)" in (tmp_path / "llms.txt").read_text()
-        and (tmp_path / "examples" / "glm-tiny-fsdp-lora.yaml").exists()
-    )
+    assert "(torchrun.html)" in (tmp_path / "llms.txt").read_text()
+    assert (tmp_path / "examples" / "glm-tiny-fsdp-lora.yaml").exists()
 
 
 def test_no_page_or_file_has_a_placeholder_for_its_address() -> None:

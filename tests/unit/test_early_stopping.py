@@ -29,9 +29,7 @@ from tests.unit.test_checkpoint import publish
         ([3.0, 2.0, 1.0], None, 0.0, None, 3),
     ],
 )
-def test_the_end_and_the_best(
-    losses: list[float | None], patience: int | None, min_delta: float, ends_after: int | None, best: int
-) -> None:
+def test_the_end_and_the_best(losses: list, patience: Any, min_delta: float, ends_after: int | None, best: int) -> None:
     stopping = EarlyStopping(patience, min_delta)
     ended = None
     for step, loss in enumerate(losses, 1):
@@ -80,9 +78,8 @@ def test_room_is_not_made_from_the_best(tmp_path: Path, monkeypatch: pytest.Monk
     for step, loss in ((1, 1.0), (2, 2.0), (3, 3.0)):
         publish(run, step, 9, 10 << 20, loss=loss, keep_best=True)
     free = 12 << 20
-    monkeypatch.setattr(
-        "allranks.train.checkpoint.commit.shutil.disk_usage", lambda path: type("Usage", (), {"free": free})()
-    )
+    usage = type("Usage", (), {"free": free})
+    monkeypatch.setattr("allranks.train.checkpoint.commit.shutil.disk_usage", lambda path: usage())
     with pytest.raises(CheckpointError, match="are needed"):
         make_room(run, 25 << 20, keep_best=True)
     assert make_room(run, 18 << 20, keep_best=True) == [2]

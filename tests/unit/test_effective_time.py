@@ -78,9 +78,8 @@ def test_parts_of_a_training(
 
 
 def test_of_a_program_only_reported_steps_are_training() -> None:
-    result = effective_training_time(
-        {0: OWN + OWN_AGAIN}, {1: OWN_FAILED, 2: AttemptRecord(began=122.1, ends=[136.0])}, [99.0], program=True
-    )
+    attempts = {1: OWN_FAILED, 2: AttemptRecord(began=122.1, ends=[136.0])}
+    result = effective_training_time({0: OWN + OWN_AGAIN}, attempts, [99.0], program=True)
     assert result is not None and adds_up(result) and result["evaluation_s"] is result["checkpoint_s"] is None
     one = {"startup": 3, "other": 7 + 1, "productive": 10, "detection": 1}
     two = {"restart": 2, "other": 1 + 7, "repeated": 1, "productive": 3}

@@ -108,9 +108,8 @@ def test_a_wheel_has_them(tmp_path: Path) -> None:
         wheel.extractall(tmp_path / "site")
     (tmp_path / "empty").mkdir()
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-    done = subprocess.run(
-        [sys.executable, "-c", PLAN_ALL], cwd=tmp_path / "empty", env=env, capture_output=True, text=True, timeout=200
-    )
+    place = {"cwd": tmp_path / "empty", "env": env}
+    done = subprocess.run([sys.executable, "-c", PLAN_ALL], **place, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("\nplanned: ") == len(example_files())
     assert not list((tmp_path / "site").rglob("seeds"))

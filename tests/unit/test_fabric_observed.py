@@ -14,16 +14,7 @@ import msgspec
 import psutil
 import pytest
 
-from allranks.nodes.network import copy_tests
-from allranks.nodes.network.traffic import (
-    NetworkLogParser,
-    NetworkOutcome,
-    ObservedNetwork,
-    compare_with_policy,
-    host_of_line,
-    outcome_metrics,
-    verify_network,
-)
+from allranks.nodes.network import copy_tests, traffic
 from allranks.nodes.probes.links_probe import supervise
 from allranks.nodes.records import Probe
 from allranks.planning import network_policy
@@ -60,16 +51,16 @@ n3:5:5 [0] NCCL INFO Using network Socket
 """
 
 
-def seen(host: str, text: str, **connections: int) -> ObservedNetwork:
-    collector = NetworkLogParser(host)
+def seen(host: str, text: str, **connections: int) -> traffic.ObservedNetwork:
+    collector = traffic.NetworkLogParser(host)
     collector.take(text.splitlines())
     return collector.observed(connections)
 
 
-def compared(expected: ExpectedNetwork, *logs: str, host: str = "n1", **observed: Any) -> NetworkOutcome:
+def compared(expected: ExpectedNetwork, *logs: str, host: str = "n1", **observed: Any) -> traffic.NetworkOutcome:
     """One host's logs, or what was observed otherwise, against what is expected of it."""
-    found = seen(host, "".join(logs)) if logs else ObservedNetwork(host=host, **observed)
-    return compare_with_policy({host: expected}, [found])
+    found = seen(host, "".join(logs)) if logs else traffic.ObservedNetwork(host=host, **observed)
+    return traffic.compare_with_policy({host: expected}, [found])
 
 
 def test_rdma() -> None:
@@ -121,7 +112,7 @@ def test_real_logs_one_of_them_without_the_beginning_of_its_lines() -> None:
     fallback = seen("x", shared("logs", "dev038.log").read_text())
     assert fallback.ways == {"NET/Socket": 1} and "NCCL found no RDMA device" in fallback.reasons[0]
     peer = shared("logs", "dev019.log").read_text()
-    assert seen("x", peer).ways["P2P"] >= 1 and host_of_line(peer.splitlines()[0]) == "8a9faed5c3c4"
+    assert seen("x", peer).ways["P2P"] >= 1 and traffic.host_of_line(peer.splitlines()[0]) == "8a9faed5c3c4"
 
 
 @contextmanager
@@ -175,13 +166,13 @@ def test_after_a_run(tmp_path: Path) -> None:
     network_policy.save_policy(run.network(1), policy)
     connections = {"node": 0, "names": ["n2", "", "n2-ext"], "interfaces": {"eth0": 4}}
     run.connections(1, "n2-ext").write_text(json.dumps(connections))
-    found = verify_network(run, 1)
+    found = traffic.verify_network(run, 1)
     assert found is not None and "InfiniBand was replaced by sockets" in found.findings[0].text
-    metrics = outcome_metrics(found)
+    metrics = traffic.outcome_metrics(found)
     assert metrics is not None and metrics["ok"] is False and "interface eno2" not in metrics["line"]
     assert metrics["line"] == "NCCL over Socket; transports NET/Socket, SHM; interface eth0"
     run.network(1).write_text("{damaged")
-    assert verify_network(run, 1) is None and verify_network(RunDir(tmp_path / "none"), 1) is None
+    assert traffic.verify_network(run, 1) is None and traffic.verify_network(RunDir(tmp_path / "none"), 1) is None
 
 
 def test_copy_tests_are_kept_for_the_same_gpus_and_driver(tmp_path: Path) -> None:
@@ -241,7 +232,7 @@ def test_the_page_of_a_run_names_what_differs() -> None:
     from allranks.analysis.report.tables import findings_table, network_table
 
     expected = ExpectedNetwork(transport="RoCE", interface="eth0", why="all have it")
-    metrics = outcome_metrics(compare_with_policy({"n2": expected}, [seen("n2", SOCKET_LINES, eth0=4)]))
+    metrics = traffic.outcome_metrics(traffic.compare_with_policy({"n2": expected}, [seen("n2", SOCKET_LINES, eth0=4)]))
     data = RunData.__new__(RunData)
     object.__setattr__(data, "metrics", {"network": metrics})
     made, found = network_table(data), findings_table(data)

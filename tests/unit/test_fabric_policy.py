@@ -10,14 +10,9 @@ import pytest
 from allranks.nodes.network.choose import choose_network
 from allranks.nodes.network.facts import facts_of_nodes, policy_for_nodes
 from allranks.nodes.topology.nvidia_smi import parse_topology
+from allranks.planning import network_policy
 from allranks.planning.env_vars import EnvVar, env_warnings
-from allranks.planning.network_policy import (
-    NetworkJob,
-    NetworkPolicy,
-    decide_network_policy,
-    policy_lines,
-    provisional_policy,
-)
+from allranks.planning.network_policy import NetworkJob, NetworkPolicy, decide_network_policy, provisional_policy
 from allranks.planning.planner import make_plan
 from allranks.planning.records import NetworkInterface, NodeAddress, NodeFacts, RdmaGid, RdmaPort
 from allranks.spec import parse_spec
@@ -82,7 +77,6 @@ def two(*nodes: NodeFacts, **job: Any) -> NetworkPolicy:
 
 
 def one(**changes: Any) -> NetworkPolicy:
-    """What is decided for n1 alone."""
     return decide_network_policy(ONE, [node(1, **changes)])
 
 
@@ -196,7 +190,7 @@ def test_gloo_alone_gets_its_interface_and_nothing_of_nccl() -> None:
     found = decide_network_policy(NetworkJob(nodes=2), [node(1, interface="eno1"), node(2)])
     assert is_set(found) == {"GLOO_SOCKET_IFNAME": "eno1"} and found.nodes[0].expected.interface == "eno1"
     line = "network {}: GLOO_SOCKET_IFNAME={}; expected: Socket"
-    assert policy_lines(found) == [line.format("n1", "eno1"), line.format("n2", "eth0")]
+    assert network_policy.policy_lines(found) == [line.format("n1", "eno1"), line.format("n2", "eth0")]
 
 
 @pytest.mark.parametrize("name", ["NCCL_TIMEOUT", "NCCL_NET_DISABLE", "PYTORCH_DIST_BACKEND", "GLOO_USE_IPV6"])
@@ -225,10 +219,8 @@ def test_variables_that_do_harm() -> None:
 def test_from_the_probes_answers() -> None:
     up, down = roce("mlx5_0", local6(0, 1), gid4(3, "10.0.0.1")), roce("mlx5_0", active=False)
     first = probe(1, infiniband=[up], nccl="2.27.3", topo=texts.SEED_L4, gpus=[{"name": "L4"}] * 2)
-    pci = [
-        {"bus": "0000:17:00.0", "iommu": "DMA-FQ", "acs": ["0000:16:00.0"]},
-        {"bus": "0000:b1:00.0", "iommu": None, "acs": None},
-    ]
+    gpu = {"bus": "0000:17:00.0", "iommu": "DMA-FQ", "acs": ["0000:16:00.0"]}
+    pci = [gpu, {"bus": "0000:b1:00.0", "iommu": None, "acs": None}]
     second = probe(2, infiniband=[down], gpu_pci=pci, interfaces=[interface("eno1", "10.0.0.2")])
     one, two = facts_of_nodes([second, first], choose_network([first, second]), {"n2": ["GPU0-GPU1"]})
     assert one.host == "n1" and one.nccl == (2, 27, 3) and one.topology is not None and one.active[0].gbit == 100

@@ -41,9 +41,8 @@ INIT = [
 
 
 def timeouts(seq: int) -> list[str]:
-    return [
-        line for r in (0, 1) for line in (watchdog(r, seq=seq), STATUS.format(rank=r, second=6, seq=seq, done=seq - 1))
-    ]
+    status = [STATUS.format(rank=r, second=6, seq=seq, done=seq - 1) for r in (0, 1)]
+    return [line for r in (0, 1) for line in (watchdog(r, seq=seq), status[r])]
 
 
 def test_a_first_collective_that_times_out_after_init_complete(tmp_path: Path) -> None:
@@ -87,9 +86,8 @@ def test_harmless_lines_of_a_good_run(tmp_path: Path) -> None:
     assert {b.id for b in found.benign} == {"deprecation_warning", "deepspeed_hostfile", "nccl_abort_complete"}
     assert all(b.why for b in found.benign)
     lost = "Some weights of {} were not initialized from the model checkpoint at /out and are newly initialized: ['x']"
-    assert [b.id for b in found_in(tmp_path, lost.format("BertForSequenceClassification")).benign] == [
-        "uninitialised_head"
-    ]
+    benign = found_in(tmp_path, lost.format("BertForSequenceClassification")).benign
+    assert [b.id for b in benign] == ["uninitialised_head"]
     assert not found_in(tmp_path, lost.format("LlamaForCausalLM")).benign, "that is a checkpoint with a part missing"
 
 
@@ -147,9 +145,7 @@ def test_sbatch_is_given_the_secrets_that_its_script_does_not_hold(
     assert not any(secret in script for secret in secrets.values())
 
 
-def test_a_run_in_the_background_gets_the_secrets_that_its_folder_does_not_hold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_background_run_gets_secrets_not_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its follower, which is not started here, reads the spec from the run folder."""
     env = {"HF_TOKEN": "hf_secret0123456789", "HTTPS_PROXY": "http://me:pw@proxy:3128", "A": "seen"}
     spec = parse_spec({"model": {"name": "tiny:mistral"}, "data": {"source": "x.json"}, "cluster": {"env": env}})
@@ -160,9 +156,7 @@ def test_a_run_in_the_background_gets_the_secrets_that_its_folder_does_not_hold(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("allranks.cli.run.subprocess.Popen", lambda command, **how: given.update(how["env"]))
     _detach(run, plan, PreparedRun(spec), as_json=True)
-    assert {name: given.get(name) for name in ("HF_TOKEN", "HTTPS_PROXY")} == {
-        k: env[k] for k in ("HF_TOKEN", "HTTPS_PROXY")
-    }
+    assert all(given.get(name) == env[name] for name in ("HF_TOKEN", "HTTPS_PROXY"))
     files = "".join(path.read_text() for path in run.root.rglob("*") if path.is_file())
     assert "seen" in files and "hf_secret" not in files and "me:pw" not in files
 
@@ -180,11 +174,8 @@ def test_commands_for_people_say_what_they_cannot_hold(tmp_path: Path) -> None:
         assert job.poll() == 1  # no node has joined; the control channel is closed
     assert not RunDir(tmp_path).channel(1).exists()
     before = [line.split(":  ")[1] for line in said.splitlines() if line.startswith("  before, on each node:")]
-    assert before == [
-        "export HF_TOKEN=...  (a secret, not contained in the commands)",
-        "module load cuda/12.4",
-        "ulimit -n 65536",
-    ]
+    first = "export HF_TOKEN=...  (a secret, not contained in the commands)"
+    assert before == [first, "module load cuda/12.4", "ulimit -n 65536"]
     assert said.count("A='^lo,docker0'") == 2
     assert "hf_secret" not in said
 
@@ -195,12 +186,10 @@ def the_batch_script(
     """Bash really runs it; in the driver's place stands a program that prints the environment."""
     spec = spec_with(modules=modules, setup=list(setup))
     run.logs.mkdir(parents=True, exist_ok=True)
-    text = render_batch_script(spec, make_plan(spec, facts()), run, "/usr/bin/printenv").replace(
-        "-m allranks.launch.driver " + str(run.root), "HERE"
-    )
-    return subprocess.run(
-        ["bash", "-c", text], env={"PATH": os.environ["PATH"], **env}, capture_output=True, text=True, timeout=20
-    )
+    text = render_batch_script(spec, make_plan(spec, facts()), run, "/usr/bin/printenv")
+    text = text.replace("-m allranks.launch.driver " + str(run.root), "HERE")
+    env = {"PATH": os.environ["PATH"], **env}
+    return subprocess.run(["bash", "-c", text], env=env, capture_output=True, text=True, timeout=20)
 
 
 def test_a_node_without_a_module_system_is_told_apart(tmp_path: Path) -> None:
@@ -247,6 +236,5 @@ def test_modules_in_the_wrong_order_are_refused_by_a_real_module_system(tmp_path
     done = the_batch_script(RunDir(tmp_path / "b"), ["external", "anaconda"], env)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "loaded"), done.stderr
     done = the_batch_script(RunDir(tmp_path / "c"), ["external", "nosuch/3"], env)
-    assert (
-        done.returncode == 3 and "`module load nosuch/3` failed on the job's first node, after external" in done.stdout
-    )
+    assert done.returncode == 3
+    assert "`module load nosuch/3` failed on the job's first node, after external" in done.stdout

@@ -19,7 +19,6 @@ NODE_ID = re.compile(r"`(tests/[\w/]+\.py::[^`]+)`")
 
 
 def page_of(failure: KnownFailure) -> str:
-    """The section of a failure."""
     file, _, anchor = failure.page.partition("#")
     _, _, rest = (REPO / file).read_text().partition(f'<a id="{anchor}"></a>\n\n')
     return rest.partition("\n<a id=")[0]

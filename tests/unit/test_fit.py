@@ -117,10 +117,8 @@ def test_what_makes_it_fit_is_told_cheapest_first_and_is_true(spec: dict[str, An
 
 
 def test_a_model_that_nothing_makes_fit_is_told_the_nearest_change() -> None:
-    spec, lean = (
-        raw(model={"name": "meta-llama/Llama-3.1-405B"}),
-        ("adapter.type=lora", "model.gradient_checkpointing=full"),
-    )
+    spec = raw(model={"name": "meta-llama/Llama-3.1-405B"})
+    lean = ("adapter.type=lora", "model.gradient_checkpointing=full")
     found, with_lean = estimated(spec, gpus=1), estimated(spec, lean, gpus=1)
     assert (found.verdict, [r.fits for r in found.remedies]) == ("too large", [False])
     assert found.remedies[0].needed_bytes <= with_lean.needed_bytes < found.needed_bytes

@@ -147,9 +147,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("family", "dtype", "adapter", "dropout", "packed"), CASES)
-def test_activations_are_what_autograd_saves(
-    family: str, dtype: str, adapter: str, dropout: float, packed: str
-) -> None:
+def test_activations_as_autograd_saves(family: str, dtype: str, adapter: str, dropout: float, packed: str) -> None:
     kind = torch.float32 if dtype == "float32" else torch.bfloat16
     spec = AdapterSpec(type=adapter, r=4, dropout=dropout)  # type: ignore[arg-type]
     classifier = family in ENCODERS

@@ -34,17 +34,14 @@ def test_products_are_those_of_torch(monkeypatch: pytest.MonkeyPatch, piece: int
     """Called as on a GPU: torch has these products for CPUs, too."""
     monkeypatch.setattr(float8, "NF4_PIECE", piece)
     torch.manual_seed(0)
-    x, w = (
-        torch.randn(40, 128).bfloat16() * torch.linspace(1e-5, 9, 40)[:, None].bfloat16(),
-        torch.randn(48, 128).bfloat16(),
-    )
+    x = torch.randn(40, 128).bfloat16() * torch.linspace(1e-5, 9, 40)[:, None].bfloat16()
+    w = torch.randn(48, 128).bfloat16()
     x[3] = 0
     a, b = cast_rows(x), cast_rows(w)
     assert a.values.float().abs().max() == 448 and b.values.is_contiguous() and cast_rows(w.t()).values.is_contiguous()
     found, exact = scaled_product(a, b, torch.bfloat16).float(), x.float() @ w.float().t()
-    theirs = torch._scaled_mm(
-        a.values, b.values.t(), scale_a=a.scales, scale_b=b.scales.t(), out_dtype=torch.bfloat16, use_fast_accum=True
-    )
+    how = {"scale_a": a.scales, "scale_b": b.scales.t(), "out_dtype": torch.bfloat16, "use_fast_accum": True}
+    theirs = torch._scaled_mm(a.values, b.values.t(), **how)
     torch.testing.assert_close(found, theirs.float(), rtol=1e-2, atol=1e-3)
     off = (found - exact).norm(dim=1) / exact.norm(dim=1).clamp_min(1e-9)
     assert off.max() < 0.06  # of each row, however large it is
@@ -52,10 +49,8 @@ def test_products_are_those_of_torch(monkeypatch: pytest.MonkeyPatch, piece: int
 
 def alone(model: Any) -> list[torch.Tensor]:
     """The outputs of layers that read one input, its gradient, and those of their adapters: nothing is cast twice."""
-    attention, x = (
-        model.base_model.model.model.layers[0].self_attn,
-        torch.randn(2, 18, 64, generator=DRAW.manual_seed(1)),
-    )
+    attention = model.base_model.model.model.layers[0].self_attn
+    x = torch.randn(2, 18, 64, generator=DRAW.manual_seed(1))
     x.requires_grad_()
     model.zero_grad()
     torch.manual_seed(3)
@@ -66,9 +61,8 @@ def alone(model: Any) -> list[torch.Tensor]:
 
 
 def apart(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> list[float]:
-    return [
-        float((one - other).detach().norm() / other.detach().norm()) for one, other in zip(found, wanted, strict=True)
-    ]
+    pairs = zip(found, wanted, strict=True)
+    return [float((one - other).detach().norm() / other.detach().norm()) for one, other in pairs]
 
 
 @pytest.mark.parametrize("lora", [{}, {"lora_dropout": 0.3}, {"target_modules": ["q_proj", "v_proj", "down_proj"]}])

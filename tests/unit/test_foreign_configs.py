@@ -136,9 +136,8 @@ def test_the_spec_is_planned_and_every_line_is_in_it(tmp_path: Path, kind: str) 
     told = json.loads(done.stdout)
     spec = (tmp_path / "spec.yaml").read_text()
     assert (told["kind"], told["text"]) == (kind, spec)
-    assert [line.partition("  (")[0].partition(": ")[0] for line in told["not_taken_over"]] == [
-        line.partition(": ")[0] for line in left
-    ]
+    names = [line.partition("  (")[0].partition(": ")[0] for line in told["not_taken_over"]]
+    assert names == [line.partition(": ")[0] for line in left]
     assert {key: value for key, value in parse_yaml(spec, "spec.yaml").items() if value and key != "name"} == expected
     for line in (
         line for line in text.splitlines() if ":" in line
@@ -171,9 +170,6 @@ def test_the_table_names_keys_of_the_spec() -> None:
         named = [entry if isinstance(entry, str) else entry.get("to") for entry in table["keys"].values()]
         values = [v for e in table["keys"].values() if isinstance(e, dict) for v in e.get("values", {}).values()]
         named += [key for value in values if isinstance(value, dict) for key in value] + [*table.get("defaults", {})]
-        general = [
-            re.sub(r"^data\.sources\[\]", "data", key).removesuffix(".messages").removesuffix(".text")
-            for key in named
-            if key
-        ]
+        general = [re.sub(r"^data\.sources\[\]", "data", key) for key in named if key]
+        general = [key.removesuffix(".messages").removesuffix(".text") for key in general]
         assert {key.replace("data.weight", "data.source") for key in general} <= known, kind

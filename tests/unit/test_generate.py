@@ -32,10 +32,8 @@ def test_a_jinja_prompt_is_made_of_columns(tmp_path: Path) -> None:
 
 def test_the_columns_of_a_row_without_its_response_make_a_prompt(tmp_path: Path) -> None:
     path = tmp_path / "t.jinja"
-    path.write_text(
-        "{% block prompt %}{{ ticket.subject }} ({{ eur }})\n{% endblock %}"
-        "{% block response %}{{ s.steps | join }}{% endblock %}"
-    )
+    prompt = "{% block prompt %}{{ ticket.subject }} ({{ eur }})\n{% endblock %}"
+    path.write_text(prompt + "{% block response %}{{ s.steps | join }}{% endblock %}")
     assert row_prompt("jinja", str(path), {}, {"ticket": {"subject": "S"}, "eur": 2.5}) == "S (2.5)\n"
     with pytest.raises(DataError, match="'eur' is undefined; the row has: ticket"):
         row_prompt("jinja", str(path), {}, {"ticket": {"subject": "S"}})

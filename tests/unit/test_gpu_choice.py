@@ -116,9 +116,8 @@ def test_amd_gpus_are_seen_with_their_memory_and_filters(amd: tuple[str, str], m
     nodes, devices = map(Path, amd)
     gpus = amd_gpus(nodes, devices)
     assert gpus == [Gpu(index=i, name="AMD gfx942", memory_bytes=206141652992) for i in range(2)]
-    assert [(g["index"], g["name"], g["memory_mb"]) for g in probe.amd(*amd)] == [
-        (str(i), gpu.name, str(gpu.memory_bytes >> 20)) for i, gpu in enumerate(gpus)
-    ]
+    expected = [(str(i), gpu.name, str(gpu.memory_bytes >> 20)) for i, gpu in enumerate(gpus)]
+    assert [(g["index"], g["name"], g["memory_mb"]) for g in probe.amd(*amd)] == expected
     for name, value, count in (
         ("ROCR_VISIBLE_DEVICES", "1", 1),
         ("HIP_VISIBLE_DEVICES", "1", 0),  # numbers what the other leaves

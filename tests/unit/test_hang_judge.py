@@ -16,9 +16,8 @@ from allranks.launch.monitor.records import HangAlarm, HangReport, NodeEvidence,
 from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
 
-ALARM = HangAlarm(
-    node=0, host="n1", rank=0, phase="train", part="backward", step=6, since=100.0, time=104.0, limit_s=4.0
-)
+PLACE: Any = {"node": 0, "host": "n1", "rank": 0, "phase": "train", "part": "backward", "step": 6}
+ALARM = HangAlarm(**PLACE, since=100.0, time=104.0, limit_s=4.0)
 
 
 def frames(*places: str) -> list[StackFrame]:
@@ -270,18 +269,15 @@ def test_ras_supports_the_verdict_or_decides_where_nothing_else_does(
 ) -> None:
     ras = [RasFinding(kind=kind, text="text", ranks=[RasRank(r, pid)]) for kind, r, pid in findings]
     inside = {"calls": []} if not evidence else INSIDE
-    report = verdict(
-        nodes=[on_node(0, rank(0, **inside), ras=ras), on_node(1, rank(1, **{**inside, **evidence}), rank(2, **inside))]
-    )
+    second = on_node(1, rank(1, **{**inside, **evidence}), rank(2, **inside))
+    report = verdict(nodes=[on_node(0, rank(0, **inside), ras=ras), second])
     assert named(report) == expected[0]
     assert (expected[1] or "NCCL RAS") in f"{report.sentence} {report.notes}" or expected[1] is None
     assert bool(report.notes) == (expected[1] is not None)
 
 
 @pytest.mark.parametrize("refused", ["hang", "events"])
-def test_the_verdict_is_kept_where_it_cannot_be_written(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, refused: str
-) -> None:
+def test_an_unwritable_verdict_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture, refused: str) -> None:
     run, evidence = RunDir(tmp_path), (INSIDE, {**BEHIND, "part": "data"}, INSIDE)
     (tmp_path / refused).write_text("a file is where the folder must be")
     with caplog.at_level(logging.WARNING):

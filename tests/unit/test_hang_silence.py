@@ -167,9 +167,7 @@ def test_ranks_that_are_done_and_those_that_wait_for_one_that_died_raise_none(tm
     assert [alone.alarm_at(later_s) for later_s in (99.0, 199.0)] == [None, None]
 
 
-def test_a_users_own_program_raises_its_alarm_once_and_withdraws_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_raises_its_alarm_once_and_withdraws_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(procfs, "work_of", lambda pid: procfs.ProcessWork())
     watch, script = Watch(tmp_path, 2), ScriptSilence(Limits(step_s=10.0, long_s=40.0), "cpu")
     pulses = [watch.pulse(rank, phase="script") for rank in (0, 1)]
@@ -229,9 +227,7 @@ def evidence(node: int, **more: Any) -> NodeEvidence:
     return NodeEvidence(node=node, host=f"n{node}", time=1.0, ranks=[RankEvidence(rank=node, **usual)])
 
 
-def test_an_alarm_of_one_node_has_all_examined_the_driver_judges_once_and_all_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_an_alarm_all_are_examined_judged_once_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only node 1 notices the silence. The others examine their ranks because the driver asks for it."""
     monkeypatch.setattr(hang_watch, "LOOK_S", 0.02)
     monkeypatch.setattr("allranks.launch.supervisor.ALL_ANSWER_S", 1000.0)  # complete evidence is judged at once
@@ -254,9 +250,7 @@ def test_an_alarm_of_one_node_has_all_examined_the_driver_judges_once_and_all_en
     assert driver.orders.end == "ranks made no progress"
 
 
-def test_a_users_own_program_is_examined_once_both_nodes_are_silent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_is_examined_once_both_nodes_are_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hang_watch, "LOOK_S", 0.02)
     monkeypatch.setattr(procfs, "work_of", lambda pid: procfs.ProcessWork())
     run, limits, watches = RunDir(tmp_path), Limits(step_s=0.3, long_s=60.0), []

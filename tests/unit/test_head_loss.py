@@ -32,7 +32,6 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def whole(model: LossModel) -> LossModel:
-    """The same model with the loss of all logits at once."""
     model._head = None
     return model
 

@@ -11,15 +11,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from allranks.rundir.heartbeat import (
-    _LENGTH,
-    _SEQUENCES,
-    PAGE_SIZE,
-    Heartbeat,
-    HeartbeatPage,
-    HeartbeatWriter,
-    page_paths,
-)
+from allranks.rundir import heartbeat
+from allranks.rundir.heartbeat import _LENGTH, _SEQUENCES, PAGE_SIZE, HeartbeatPage, HeartbeatWriter, page_paths
 from allranks.train import rank_hooks
 
 IMPORTS = """
@@ -42,7 +35,6 @@ print(any(t.name == "allranks-pulse" for t in threading.enumerate()), after.aliv
 
 @pytest.fixture
 def page(monkeypatch: pytest.MonkeyPatch) -> HeartbeatPage:
-    """A page on which the heartbeat of this process beats."""
     made, beats = HeartbeatPage(), HeartbeatWriter()
     beats.open(page_paths([made]).partition(":")[0])
     beats.phase("start")
@@ -50,7 +42,7 @@ def page(monkeypatch: pytest.MonkeyPatch) -> HeartbeatPage:
     return made
 
 
-def read(page: HeartbeatPage) -> Heartbeat:
+def read(page: HeartbeatPage) -> heartbeat.Heartbeat:
     beat = page.read()
     assert beat is not None
     return beat

@@ -32,12 +32,10 @@ CHOICES = [
 
 
 def init(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run it without a terminal."""
     return allranks("init", *words, cwd=cwd)
 
 
 def answer(cwd: Path, answers: list[str], *words: str, limit_s: float = 60) -> tuple[int, str]:
-    """Run it in a terminal; answer each question, once it has been asked."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(cwd)

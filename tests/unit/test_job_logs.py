@@ -68,9 +68,7 @@ def test_only_failed_tasks_of_an_array_are_read_and_a_missing_folder_is_said(tmp
         ("sbatch job.sh", "NONE", None, "slurm-9_3.out"),
     ],
 )
-def test_older_jobs_are_found_in_accounting(
-    tmp_path: Path, command: str, script: str, path: str | None, name: str
-) -> None:
+def test_old_jobs_are_in_accounting(tmp_path: Path, command: str, script: str, path: str | None, name: str) -> None:
     (tmp_path / "here.sh").write_text("#!/bin/sh\n#SBATCH -o 'of file'\n")
     row = ["9_3", "7", "job", "ann", "n[1-2]", str(tmp_path), command, "FAILED", "1:0", *([path, ""] if path else [])]
     rows = saying(tmp_path, SACCT_DELIMITER.join(row) + "\n")

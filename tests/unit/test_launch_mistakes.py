@@ -291,9 +291,7 @@ def test_nothing_is_started_and_the_error_is_printed_once(tmp_path: Path) -> Non
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_disk_without_room_for_the_first_checkpoint_is_refused(
-    tmp_path: Path, rows_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_room_for_a_checkpoint_is_refused(tmp_path: Path, rows_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a model of 9 million parameters: 35 MiB of weights, 105 MiB with the moments."""
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=80 << 20))
     sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "vocab_size": 320}

@@ -20,14 +20,7 @@ from allranks.train.distributed import SINGLE_PROCESS
 from allranks.train.models import weight_loader, weight_sources
 from allranks.train.models.build import require_complete
 from allranks.train.models.weight_loader import TransferChecksums, is_unmaterialized
-from allranks.train.models.weight_sources import (
-    DirectReads,
-    FileSource,
-    WeightFiles,
-    crc_followed_by,
-    difference,
-    facts_of,
-)
+from allranks.train.models.weight_sources import DirectReads, WeightFiles, crc_followed_by, difference, facts_of
 from allranks.train.sync_proof import add_checksums, checksums
 from allranks.utils.safetensors_files import read_header, stored_tensors
 from tests.unit.small_models import TOKENIZER, load, tiny
@@ -61,7 +54,6 @@ def content(folder: Path, change: Callable[[bytes], bytes]) -> None:
 
 
 def place(folder: Path, where: str | None) -> None:
-    """Let the index name another file for a tensor, or none."""
     index = folder / "model.safetensors.index.json"
     listed = json.loads(index.read_text())
     if where is None:
@@ -101,9 +93,7 @@ SHAPE = b'"shape":[32,%d]'
         (lambda f: [p.unlink() for p in f.glob("model*")], 3, ["has neither model.safetensors nor"]),
     ],
 )
-def test_bad_files_are_refused_by_name(
-    spoil: Callable[[Path], Any], code: int, says: list[str], folder: Path, tmp_path: Path
-) -> None:
+def test_bad_files_are_refused_by_name(spoil: Any, code: int, says: list[str], folder: Path, tmp_path: Path) -> None:
     spoilt = tmp_path / "spoilt"
     shutil.copytree(folder, spoilt)
     spoil(spoilt)
@@ -161,7 +151,7 @@ def test_only_a_classifiers_head_may_be_drawn(tmp_path: Path) -> None:
     stored = stored_tensors(tmp_path, "x")
     with torch.device("meta"):
         model = BertForMaskedLM(config)
-    source = FileSource(model, stored, torch.float32, "x")
+    source = weight_sources.FileSource(model, stored, torch.float32, "x")
     with pytest.raises(AllranksError, match=r"has cls\.predictions\..* and \d more"):
         require_complete(source, "x", classifier=False)
 
@@ -227,9 +217,8 @@ def test_a_hollow_model_and_its_copies_need_no_memory() -> None:
     for module in (model, copy.deepcopy(model)):
         assert all(is_unmaterialized(p) and p.untyped_storage().nbytes() <= 8 for p in module.parameters())
     assert not is_unmaterialized(torch.ones(3, 3)) and not is_unmaterialized(torch.ones(1))
-    big = weight_loader.unmaterialized_parameter(
-        torch.Size((1 << 20, 1 << 20)), torch.float32, torch.device("cpu"), "x", True
-    )
+    shape, cpu = torch.Size((1 << 20, 1 << 20)), torch.device("cpu")
+    big = weight_loader.unmaterialized_parameter(shape, torch.float32, cpu, "x", True)
     assert copy.deepcopy(big).shape == big.shape
 
 
@@ -259,9 +248,7 @@ def pieces(direct: DirectReads, name: str, start: int, stop: int) -> list[tuple[
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16])
-def test_pieces_are_the_tensors_elements(
-    dtype: torch.dtype | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pieces_are_the_elements(dtype: torch.dtype | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_sources, "PIECE_BYTES", 1000)
     direct, total = reads(files(tmp_path, "y.safetensors"), dtype), 0
     for name, whole in WEIGHTS.items():

@@ -110,15 +110,8 @@ def test_hostile_output_ends_nothing_and_takes_no_time(tmp_path: Path) -> None:
     reader.look()  # no log yet
     log.write_bytes(b"iter 10: loss 4.0\n" + b"y" * (8 << 20))
     reader.look()
-    hostile = [
-        b"{'loss': '" * 800,
-        b"0%|" * 2000,
-        b"Epoch 1" * 900,
-        b"\x1b[" * 4000,
-        b" " * 8000,
-        b"\xff\x00\x80" * 1000,
-        b"iter 9" * 1000,
-    ]
+    hostile = [b"{'loss': '" * 800, b"0%|" * 2000, b"Epoch 1" * 900, b"\x1b[" * 4000, b" " * 8000]
+    hostile += [b"\xff\x00\x80" * 1000, b"iter 9" * 1000]
     with log.open("ab") as file:
         file.write(b"\r".join(hostile * 3) + b"\n" + b"a" * 3000 + b"\r\niter 20: loss 3.0\r\n")
     began = time.process_time()
@@ -182,16 +175,13 @@ def test_figures_come_from_what_was_said_and_from_nothing_else() -> None:
     ("losses", "since"),
     [([2.0, None, None], 20), ([None, None], 10), ([None, 2.0], None), ([2.0, None, 1.0, None], 40), ([1.0], None)],
 )
-def test_a_loss_is_not_finite_since_the_step_after_which_none_was(
-    losses: list[float | None], since: int | None
-) -> None:
+def test_a_loss_is_not_finite_since_a_step_after_which_none_was(losses: list[float | None], since: int | None) -> None:
     story = {0: [event(0, float(i), "log", step=10 * i, loss=loss) for i, loss in enumerate(losses, 1)]}
     metrics = progress_metrics(story)
     assert metrics.get("loss_not_finite") == ({"step": since, "source": "log"} if since else None)
     said = describe_non_finite_loss(metrics)
-    assert said == (
-        f"the loss is not finite (NaN or infinite) from step {since} on, as the output of rank 0 says" if since else ""
-    )
+    expected = f"the loss is not finite (NaN or infinite) from step {since} on, as the output of rank 0 says"
+    assert said == (expected if since else "")
 
 
 @pytest.mark.parametrize(
@@ -213,11 +203,8 @@ def test_diagnose_names_a_loss_that_stays_not_finite(tmp_path: Path, lines: str,
 def test_the_line_of_progress_prefers_reports() -> None:
     shown = ProgramProgress()
     assert shown.take(event(0, 1.0, "log", step=5, total=20)) == {"step": "step 5/20 (log)", "loss": "", "speed": ""}
-    assert shown.take(event(0, 2.0, step=1, loss=2.0, tokens=10)) == {
-        "step": "step 1",
-        "loss": "loss 2.0000",
-        "speed": "",
-    }
+    first = shown.take(event(0, 2.0, step=1, loss=2.0, tokens=10))
+    assert first == {"step": "step 1", "loss": "loss 2.0000", "speed": ""}
     assert shown.take(event(0, 3.0, "log", step=9)) is None
     assert shown.take(event(1, 3.0, tokens=10)) is not None
     assert shown.take(event(1, 4.0, tokens=30)) == {"step": "step 1", "loss": "loss 2.0000", "speed": "30 tokens/s"}

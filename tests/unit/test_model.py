@@ -9,16 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    GPT2Config,
-    GPT2LMHeadModel,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, GPT2Config
 
 from allranks.errors import SpecError
 from allranks.planning.memory.activations import INDEXED_DROPOUT
@@ -108,9 +103,7 @@ def test_loss_equals_transformers_own_and_skipped_positions_change_nothing(tmp_p
         ("glm4_moe", {"targets": ["q_proj"], "target_parameters": EXPERTS}),
     ],
 )
-def test_saved_adapters_give_the_same_logits_in_plain_peft(
-    family: str, adapter: dict[str, Any], tmp_path: Path
-) -> None:
+def test_saved_adapters_give_equal_logits_in_plain_peft(family: str, adapter: dict[str, Any], tmp_path: Path) -> None:
     base = tiny(family)
     base.save_pretrained(tmp_path / "base")
     model = with_lora(base, r=4, **adapter)
@@ -239,7 +232,7 @@ def test_a_trained_embedding_before_frozen_layer_norms() -> None:
     """The embedding's float32 output meets layer norms in bfloat16, for which CPUs have no kernel."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 16}
-    plain = GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
+    plain = transformers.GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
     lora = LoraConfig(r=4, target_modules=["c_attn"], modules_to_save=["wte"])
     adapted = get_peft_model(copy.deepcopy(plain).to(torch.bfloat16), lora)
     cast_trained_weights(adapted, torch.float32)

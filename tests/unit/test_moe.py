@@ -122,9 +122,7 @@ FUSED = r"{0}_proj'.*adapter\.target_parameters: \[mlp\.experts\.{0}_proj\]"
         ("glm4_moe", ["mlp.experts.down_proj"], [], FUSED.format("down")),  # PEFT applies it to the parameter
     ],
 )
-def test_an_unknown_target_is_refused_by_name(
-    family: str, targets: list[str], parameters: list[str], words: str
-) -> None:
+def test_an_unknown_target_is_refused(family: str, targets: list[str], parameters: list[str], words: str) -> None:
     """Before any rank starts where the family is known, and on the rank; PEFT itself accepts most of them."""
     adapter = {"targets": targets, "target_parameters": parameters}
     with pytest.raises(SpecError, match=words):

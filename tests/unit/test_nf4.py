@@ -90,32 +90,22 @@ def test_layers_compute_as_those_with_the_same_values(lora: dict[str, Any], auto
     ("sections", "message"),
     [
         ({"adapter": {"type": "none"}}, "adapter.type is none: weights in 4 bits cannot be trained"),
-        (
-            {"strategy": {"name": "zero3"}},
-            "strategy zero3 keeps a block's weights in one tensor of one dtype; use one of",
-        ),
-        (
-            {"strategy": {"name": "deepspeed_zero2"}},
-            "deepspeed_zero2 has not been tested with weights in 4 bits; use one of",
-        ),
-        (
-            {"model": {"quantize": "none", "float8": True}, "adapter": {"type": "none"}},
-            "model.float8 is true, but adapter.type is none",
-        ),
+        ({"strategy": {"name": "zero3"}},
+         "strategy zero3 keeps a block's weights in one tensor of one dtype; use one of"),
+        ({"strategy": {"name": "deepspeed_zero2"}},
+         "deepspeed_zero2 has not been tested with weights in 4 bits; use one of"),
+        ({"model": {"quantize": "none", "float8": True}, "adapter": {"type": "none"}},
+         "model.float8 is true, but adapter.type is none"),
         ({"model": {"float8": True}}, "model.float8 is true, but model.quantize is nf4: a weight has one form"),
-        (
-            {"model": {"quantize": "none", "float8": True}, "strategy": {"name": "deepspeed_zero2"}},
-            "model.float8 is true, but strategy deepspeed_zero2",
-        ),
-        (
-            {"model": {"name": "tiny:glm4_moe", "quantize": "none", "float8": True}},
-            "model.float8 does not suit .* experts",
-        ),
+        ({"model": {"quantize": "none", "float8": True}, "strategy": {"name": "deepspeed_zero2"}},
+         "model.float8 is true, but strategy deepspeed_zero2"),
+        ({"model": {"name": "tiny:glm4_moe", "quantize": "none", "float8": True}},
+         "model.float8 does not suit .* experts"),
         ({"model": {"attention": "auto"}, "train": {"deterministic": True}}, "auto, which chooses by timing, but"),
         ({"model": {"name": "tiny:glm4_moe"}}, "its experts, which are most of its weights"),
         ({"model": {"name": "tiny:mistral", "config": {"hidden_size": 96}}}, "hidden size 96 is not a multiple of 64"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_work_is_refused_by_plan(sections: dict[str, Any], message: str) -> None:
     spec = {"name": "q", "data": {"source": "builtin:news"}, "adapter": {"type": "lora"}, **sections}
     spec["model"] = {"name": "tiny:mistral", "quantize": "nf4", **spec.get("model", {})}

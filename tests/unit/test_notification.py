@@ -39,9 +39,7 @@ def result(**fields: object) -> RunResult:
     return RunResult(**{**known, "metrics": metrics, **fields})  # type: ignore[arg-type]
 
 
-def test_a_failure_is_sent_and_a_problem_with_it_only_logged(
-    hook: tuple[str, list[dict]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_is_sent_and_a_problem_with_it_only_logged(hook: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
     address, bodies = hook
     log: list[str] = []
     notify(parse_spec({**MODEL, "observe": {"notify": address}}), result(), log.append)

@@ -77,9 +77,7 @@ WELL = JobEnd(nodes=2, ended_nodes=2, ends=[end_of(0), end_of(1)])
 
 
 @pytest.mark.parametrize("removed", [[1], [0, 1]])
-def test_a_run_whose_events_were_removed_but_whose_ranks_all_ended_well_has_succeeded(
-    attempt: Attempt, removed: list[int]
-) -> None:
+def test_a_run_without_events_whose_ranks_all_ended_well_has_succeeded(attempt: Attempt, removed: list[int]) -> None:
     for rank in {0, 1} - set(removed):
         attempt.tell(rank, "phase", name="done")
     for rank in removed:
@@ -142,13 +140,10 @@ def test_a_stop_without_its_checkpoint_is_a_failure(attempt: Attempt) -> None:
     assert "stopped before a checkpoint was written (interrupted). Continue after step 4" in found.message
 
 
-def test_a_rank_that_failed_is_named_before_an_agent_that_disappeared_unless_it_only_noticed_that(
-    attempt: Attempt,
-) -> None:
+def test_a_failed_rank_is_named_before_an_agent_that_disappeared_unless_it_only_noticed_that(attempt: Attempt) -> None:
     """The error of a rank on a healthy node may be the echo of the lost agent, or the cause of everything."""
-    attempt.tell(
-        0, "error", type="ValueError", message="bad rows", attempt=1, exit_code=1, known=False, echo=False, step=4
-    )
+    ended = {"attempt": 1, "exit_code": 1, "known": False, "echo": False, "step": 4}
+    attempt.tell(0, "error", type="ValueError", message="bad rows", **ended)
     found = attempt.conclude(1, JobEnd(nodes=2, ended_nodes=1, ends=[end_of(0, 1)], lost=[GONE]))
     assert "rank 0 on n0 failed after step 4: ValueError: bad rows" in found.message
     assert "is gone" not in found.message
@@ -216,9 +211,8 @@ def test_an_error_before_a_hang_is_its_cause_and_one_after_it_is_not(attempt: At
     time = 59.0 if before else 61.0
     attempt.tell(1, "error", time=time, type="KeyError", message="'text'", attempt=1, step=4, exit_code=1, echo=False)
     found = attempt.conclude(1, JobEnd(nodes=2, ended_nodes=2, ends=[end_of(1, 1)]))
-    expected = (
-        "rank 1 on n1 failed after step 4: KeyError: 'text'" if before else "rank 1 on n1 stalled in read. Evidence"
-    )
+    error = "failed after step 4: KeyError: 'text'"
+    expected = f"rank 1 on n1 {error if before else 'stalled in read. Evidence'}"
     assert found.message.startswith(expected)
 
 
@@ -254,9 +248,8 @@ def test_a_job_that_the_launcher_cancelled_itself_is_explained_by_the_cause(tmp_
     """Its first node did not answer, so the job was given up; only a person's request is called a cancellation."""
     attempt = Attempt(tmp_path, "slurm")
     hang(attempt, noticed=60.0)
-    write_json(
-        attempt.run.driver, {"job": "7", "state": "failed", "gave_up": "n0 does not answer. Job 7 was cancelled"}
-    )
+    gave_up = "n0 does not answer. Job 7 was cancelled"
+    write_json(attempt.run.driver, {"job": "7", "state": "failed", "gave_up": gave_up})
     if asked:
         attempt.run.cancelled.touch()
     said = attempt.conclude(1, JobEnd(nodes=2, lost=[GONE]), scheduler_end_reason="CANCELLED by 0").message

@@ -14,15 +14,7 @@ import yaml
 from allranks.errors import EnvironmentNotAble
 from allranks.launch.slurm import liveness
 from allranks.launch.slurm.job import CANCEL_COMPLETES_S, POLL_INTERVAL_S, UNANSWERED_S, SlurmJob
-from allranks.launch.slurm.liveness import (
-    CLEANING,
-    ENDED,
-    HEARTBEAT_S,
-    LIMITS_S,
-    SILENT,
-    DriverLiveness,
-    liveness_problem,
-)
+from allranks.launch.slurm.liveness import CLEANING, ENDED, LIMITS_S, SILENT, DriverLiveness, liveness_problem
 from allranks.nodes.slurm import srun
 from allranks.nodes.slurm.commands import JobState, Slurm
 from allranks.planning.planner import make_plan
@@ -72,9 +64,8 @@ def test_a_hang_is_not_begun_anew_and_other_failures_are_left_to_slurm(run: RunD
 def test_a_driver_whose_beat_stays_the_same_is_silent_and_one_that_beats_is_not(run: RunDir) -> None:
     now = [0.0]
     look = DriverLiveness(run, "7", lambda: now[0]).look
-    assert LIMITS_S[SILENT] == 80.0 >= 60.0 + 2 * HEARTBEAT_S, (
-        "NFS may show a beat a minute late, and one may be missing"
-    )
+    # NFS may show a beat a minute late, and one may be missing
+    assert LIMITS_S[SILENT] == 80.0 >= 60.0 + 2 * liveness.HEARTBEAT_S
     for beat in range(20):
         write_json(run.driver, says("running", beat=beat))
         assert look("RUNNING") == ""
@@ -130,7 +121,6 @@ esac
 
 @pytest.fixture
 def asked(run: RunDir) -> RunDir:
-    """A run with a spec and a plan."""
     cluster = {"launcher": "slurm", "nodes": 2, "procs_per_node": 2, "slurm": {"exclude": ["n9"], "max_requeues": 1}}
     spec = tiny_spec("builtin:instructions", run.root, cluster=cluster)
     run.spec.write_text(yaml.safe_dump(spec))
@@ -143,15 +133,8 @@ class Answers:
 
     def __init__(self, run: RunDir, **known: Any) -> None:
         self._stub, self._called = run.root / "stub", run.root / "called"
-        self._known: dict[str, Any] = {
-            "restarts": 0,
-            "node_state": "ALLOCATED",
-            "job_state": "RUNNING",
-            "port": 1,
-            "requeue": "true",
-            "silent": "nothing",
-        }
-        self.change(**known)
+        self._known: dict[str, Any] = {"restarts": 0, "node_state": "ALLOCATED", "job_state": "RUNNING"}
+        self.change(**{"port": 1, "requeue": "true", "silent": "nothing", **known})
         self.slurm = Slurm([str(self._stub)], "a stub")
 
     def change(self, **known: Any) -> None:
@@ -217,9 +200,7 @@ def test_a_lost_first_node_is_left_out_while_the_job_may_go_back_to_the_queue(as
     assert (said["state"], said["exit_code"]) == ("failed", 1)
 
 
-def test_an_agent_requeues_the_job_of_a_silent_driver_only_if_its_node_is_lost(
-    asked: RunDir, slurmd: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_agents_requeue_only_if_the_node_is_lost(asked: RunDir, slurmd: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LIMITS_S, SILENT, 0.2)
     monkeypatch.setattr(liveness, "EXAMINE_S", 0.1)
     monkeypatch.setattr(liveness, "HEARTBEAT_S", 1.0)
@@ -245,17 +226,14 @@ def test_a_job_that_was_cancelled_or_that_slurm_does_not_requeue_is_cancelled(as
 
 
 @pytest.mark.parametrize("known", ["alive", "unknown"])
-def test_without_evidence_that_the_node_is_lost_the_job_is_cancelled_with_the_reason(
-    asked: RunDir, slurmd: int, known: str
-) -> None:
+def test_without_evidence_of_a_lost_node_a_job_is_cancelled_with_reason(asked: RunDir, slurmd: int, known: str) -> None:
     answers = Answers(asked, port=slurmd, silent='"scontrol show node"' if known == "alive" else "nothing")
     evidence = "its slurmd answers, so the node is not lost"
     what = f"the driver of job 7 on {HOST} recorded nothing for too long"
     if known == "unknown":
         text = answers._stub.read_text()  # of this node alone Slurm gives no answer
-        answers._stub.write_text(
-            text.replace('node) echo "NodeName', 'node) echo "slurm_load_node error" >&2; exit 1; echo "')
-        )
+        fails = 'node) echo "slurm_load_node error" >&2; exit 1; echo "'
+        answers._stub.write_text(text.replace('node) echo "NodeName', fails))
         evidence = "unknown: "
         what = f"{HOST}, the job's first node, where its script and ranks 0-1 ran, has recorded nothing for too long"
     assert answers.act(asked, SILENT, "RUNNING", says("running"))

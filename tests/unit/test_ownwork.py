@@ -15,8 +15,6 @@ PAUSE_S = 0.05
 
 
 class Slow(torch.autograd.Function):
-    """Sleeps in the backward pass."""
-
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         return x.clone()

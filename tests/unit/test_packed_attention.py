@@ -364,7 +364,6 @@ def assert_close(ours: Any, theirs: Any, rtol: float = 1e-4, atol: float = 1e-5)
 
 
 def in_blocks(given: list[torch.Tensor], scale: float) -> list[torch.Tensor]:
-    """Output and gradients of one sequence."""
     query, key, value, slope = (t[0] for t in given)
     out, sums = torch.empty_like(query), query.new_empty(query.shape[:2])
     blockwise_attention.forward(query, key, value, scale, out, sums)
@@ -372,7 +371,6 @@ def in_blocks(given: list[torch.Tensor], scale: float) -> list[torch.Tensor]:
 
 
 def expected(given: list[torch.Tensor], scale: float | None = None, mask: torch.Tensor | None = None) -> list[Any]:
-    """Output and gradients of plain attention in float64."""
     q, k, v, slope = (t.double() for t in given)
     leaves = [t.requires_grad_() for t in (q, k, v)]
     keys, values = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in leaves[1:])
@@ -383,9 +381,7 @@ def expected(given: list[torch.Tensor], scale: float | None = None, mask: torch.
 @pytest.mark.parametrize("elements", [1 << 12, blockwise_attention.MATRIX_ELEMENTS])
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 200, 256])
 @pytest.mark.parametrize("kv_heads", [6, 3, 1])
-def test_blocks_give_what_torch_gives(
-    kv_heads: int, length: int, elements: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_equal_torch(kv_heads: int, length: int, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with so little memory that heads are computed one by one."""
     monkeypatch.setattr(blockwise_attention, "MATRIX_ELEMENTS", elements)
     given = projections(6, kv_heads, length)
@@ -408,7 +404,6 @@ def test_memory_is_used_again_also_after_inference() -> None:
 
 
 def trained_attention(given: list[torch.Tensor], mask: RowMask | None, **more: Any) -> list[torch.Tensor]:
-    """Output and gradients by what transformers calls in training."""
     leaves = [t.detach().requires_grad_() for t in given[:3]]
     out, _ = packed_attention._attention(no_sdpa, torch.nn.Identity(), *leaves, mask, **more)  # type: ignore[arg-type]
     return [out.detach().transpose(1, 2), *torch.autograd.grad(out, leaves, given[3].transpose(1, 2))]
@@ -505,10 +500,8 @@ def test_keys_are_repeated_for_float32_attention_on_a_gpu() -> None:
 
 
 LIMIT = 16
-ROPES = {
-    "phi3": {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.5, 2.0, 4.0, 8.0]},
-    "llama": {"rope_type": "dynamic", "factor": 2.5},
-}
+LONG_ROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.5, 2.0, 4.0, 8.0]}
+ROPES = {"phi3": LONG_ROPE, "llama": {"rope_type": "dynamic", "factor": 2.5}}
 """Rotary frequencies that depend on the length: each row gets those of the row alone in a new model."""
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 2}
 

@@ -122,8 +122,7 @@ def test_a_page_that_loads_itself_again_remembers_what_was_hidden(browser: Brows
         browser.open(server.stdout.readline().split()[-1] if server.stdout else "")
         browser.draw()
         browser.run("document.querySelector('.keys button').click(); location.reload()")
-        browser.until(
-            "document.readyState === 'complete' && document.querySelectorAll('[aria-pressed=false]').length === 2"
-        )
+        unpressed = "document.querySelectorAll('[aria-pressed=false]').length"
+        browser.until(f"document.readyState === 'complete' && {unpressed} === 2")
         server.send_signal(signal.SIGINT)
         assert browser.problems == [] and server.wait(30) == 0

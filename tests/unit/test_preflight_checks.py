@@ -16,19 +16,8 @@ from allranks.nodes.preflight.runner import STAGEABLE_CHECKS, failure_lines, req
 from allranks.nodes.records import BuildLock, Check, ContentDigest, FolderFacts, ImportResult, Package, RequiredFolder
 from allranks.planning.records import RdmaPort
 from allranks.spec import parse_spec
-from tests.unit.preflight_nodes import (
-    FOLDERS,
-    GIB,
-    PORTS,
-    REQUIRED,
-    connected,
-    cut,
-    failures,
-    in_folder,
-    interface,
-    node,
-    survey,
-)
+from tests.unit import preflight_nodes
+from tests.unit.preflight_nodes import GIB, REQUIRED, connected, cut, failures, in_folder, interface, node, survey
 
 replace = msgspec.structs.replace
 OTHER = ContentDigest(files=3, bytes=300, digest="bbbb")
@@ -49,7 +38,6 @@ def with_packages(number: int, **packages: Package) -> dict[str, Package]:
 
 
 def only(found: NodeSurvey, key: str) -> Check:
-    """The one failure there is."""
     bad = failures(found)
     assert list(bad) == [key], bad
     assert bad[key].cure
@@ -115,7 +103,8 @@ def test_a_users_own_program_is_part_of_the_project() -> None:
     own = ContentDigest(files=1, bytes=9, digest="cccc")
     scripts = {n: FolderFacts(exists=n != 2, fingerprint=own) for n in (1, 2, 3)}
     probes = [replace(node(n), folders={**node(n).folders, "script": facts}) for n, facts in scripts.items()]
-    required = replace(REQUIRED, folders=[*FOLDERS, RequiredFolder(role="script", path="/home/u/own.py")])
+    script = RequiredFolder(role="script", path="/home/u/own.py")
+    required = replace(REQUIRED, folders=[*preflight_nodes.FOLDERS, script])
     assert only(survey(*probes, required=required), "n2.proj").found == "MISSING(/home/u/own.py)"
     bad = failures(survey(*[in_folder(p, "project", exists=p.host != "n1") for p in probes], required=required))
     assert {key: check.found[:8] for key, check in bad.items()} == {"n1.proj": "MISSING(", "n2.proj": "MISSING("}
@@ -150,7 +139,7 @@ def test_own_name_on_loopback_is_bad_but_does_not_block(address: str) -> None:
 
 def test_the_port_counts_on_the_first_node_only() -> None:
     assert not failures(third(free_ports=[]))
-    second = survey(node(1, free_ports=[PORTS[1]]), node(2))
+    second = survey(node(1, free_ports=[preflight_nodes.PORTS[1]]), node(2))
     assert not failures(second) and "port=21002" in run_checks(second)[0].line()
     taken = survey(node(1, free_ports=[]), node(2))
     assert only(taken, "n1.port").found == "TAKEN(21001,21002)"
@@ -290,7 +279,7 @@ def test_a_node_whose_gpu_or_memory_is_too_small_for_a_rank() -> None:
 
 
 def test_a_working_directory_that_a_node_lacks_is_not_staged() -> None:
-    required = replace(REQUIRED, folders=[*FOLDERS, RequiredFolder(role="workdir", path="/work/at")])
+    required = replace(REQUIRED, folders=[*preflight_nodes.FOLDERS, RequiredFolder(role="workdir", path="/work/at")])
     views = {n: {**node(n).folders, "workdir": FolderFacts(exists=n == 1)} for n in (1, 2)}
     bad = failures(survey(*(node(n, folders=folders) for n, folders in views.items()), required=required))
     assert {key: check.found for key, check in bad.items()} == {"n2.workdir": "MISSING(/work/at)"}
@@ -298,7 +287,6 @@ def test_a_working_directory_that_a_node_lacks_is_not_staged() -> None:
 
 
 def on(number: int, *interfaces):
-    """A node with these interfaces."""
     return node(number, interfaces=list(interfaces))
 
 

@@ -185,10 +185,8 @@ def test_modules_count_only_where_python_looks_for_them(tmp_path: Path, monkeypa
 def test_a_program_that_cannot_be_executed_is_refused_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     script = parse_spec({"script": {"path": str(path)}}).script
-    for text, says in (
-        ("import os\nprint('a' os)\n", "line 2: invalid syntax"),
-        ("#!/bin/bash\nset -e\n", "its first line is '#!/bin/bash', so it is not a Python program"),
-    ):
+    shell = ("#!/bin/bash\nset -e\n", "its first line is '#!/bin/bash', so it is not a Python program")
+    for text, says in (("import os\nprint('a' os)\n", "line 2: invalid syntax"), shell):
         path.write_text(text)
         assert f"script.path {path}: {says}" in (source_problem(script, path) or "")
     path.write_text("#!/usr/bin/env python3\n'\\d'\n")

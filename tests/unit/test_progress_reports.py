@@ -15,10 +15,8 @@ from allranks.rundir.heartbeat import HeartbeatPage, heartbeat, page_paths
 
 
 def events(path: Path) -> list[dict[str, Any]]:
-    return [
-        {k: v for k, v in json.loads(line).items() if k not in ("time", "last")}
-        for line in path.read_text().splitlines()
-    ]
+    records = map(json.loads, path.read_text().splitlines())
+    return [{k: v for k, v in record.items() if k not in ("time", "last")} for record in records]
 
 
 def reporter_of(folder: Path) -> tuple[ProgressReporter, Path]:

@@ -51,9 +51,8 @@ def test_every_launcher_starts_the_python_that_is_named(environment: Path, tmp_p
     tell = "-c 'import sys; print(sys.prefix)'"
     for text, module in ((batch, "-m allranks.launch.driver"), (by_hand, "-m allranks.launch.agent")):
         at = text.index(module)
-        done = subprocess.run(
-            ["bash", "-c", text[:at] + tell], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
-        )
+        command = ["bash", "-c", text[:at] + tell]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
         assert done.stdout.splitlines()[-1] == str(environment), text
 
 
@@ -77,9 +76,7 @@ def test_a_missing_one_is_refused_with_key_and_file(tmp_path: Path) -> None:
         ({"args": ["x"]}, "set either script.path"),
     ],
 )
-def test_a_program_that_is_not_there_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: dict[str, Any], said: str
-) -> None:
+def test_an_absent_program_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: Any, said: str) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text("")
     (tmp_path / "work").mkdir()
@@ -102,9 +99,7 @@ def test_plan_shows_the_program_without_its_secrets(tmp_path: Path) -> None:
     assert "abcdefghij" not in done.stdout
 
 
-def test_one_without_allranks_is_refused_before_anything_starts(
-    environment: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_without_allranks_is_refused_before_a_start(environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
     with pytest.raises(EnvironmentNotAble, match=r"cluster\.python .*my env has no allranks"):
         ask_interpreter(str(environment), [])

@@ -97,9 +97,7 @@ def test_how_ranks_end_by_themselves_is_recorded(node: Start) -> None:
 
 
 @pytest.mark.parametrize(("order", "exitcode"), [("terminate", -signal.SIGTERM), ("kill", -signal.SIGKILL)])
-def test_only_ranks_that_ended_before_the_agents_signal_failed(
-    node: Start, tmp_path: Path, order: str, exitcode: int
-) -> None:
+def test_only_ranks_that_ended_before_the_signal_failed(node: Start, tmp_path: Path, order: str, exitcode: int) -> None:
     ends = "if rank == '1': os._exit(5)\nif rank == '2': os.kill(os.getpid(), 9)\n"
     one = node(ends + READY + "time.sleep(600)\n", 3)
     until((tmp_path / "ready").exists)
@@ -107,11 +105,8 @@ def test_only_ranks_that_ended_before_the_agents_signal_failed(
         # Ended and not waited for. A zombie is not enough: its other threads may still be exiting.
         until(lambda pid=pid: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT))
     getattr(one.processes, order)()
-    assert [(end.exitcode, end.ended_by_agent, end.failed) for end in one.ends()] == [
-        (exitcode, True, False),
-        (5, False, True),
-        (-signal.SIGKILL, False, True),
-    ]
+    expected = [(exitcode, True, False), (5, False, True), (-signal.SIGKILL, False, True)]
+    assert [(end.exitcode, end.ended_by_agent, end.failed) for end in one.ends()] == expected
 
 
 def test_a_request_to_stop_comes_once_after_the_handler_is_there(node: Start, tmp_path: Path) -> None:

@@ -12,18 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from allranks.planning.records import BatchPlan
 from allranks.spec import parse_spec
 from allranks.spec.records import TrainSpec
+from allranks.train.benchmark import reference
 from allranks.train.benchmark.baseline import uneven_shape
-from allranks.train.benchmark.reference import (
-    PlainModule,
-    PlainRow,
-    PlainTrainer,
-    PlannedRows,
-    Variant,
-    plain_module,
-    plain_rate,
-    plain_sequences,
-    without_random_numbers,
-)
 from allranks.train.data.batches import SampleOrder
 from allranks.train.data.prepared import PreparedData
 from allranks.train.loop import learning_rate
@@ -50,7 +40,7 @@ def prepared(tmp_path: Path, more: dict[str, Any]) -> tuple[Any, Any, PreparedDa
 @pytest.mark.parametrize("kind", DATA)
 def test_rows_are_those_that_are_prepared(tmp_path: Path, kind: str) -> None:
     spec, task, data = prepared(tmp_path, DATA[kind])
-    sequences, problem = plain_sequences(spec, data, classifier=task.classifier)
+    sequences, problem = reference.plain_sequences(spec, data, classifier=task.classifier)
     assert problem is None
     assert [sum(row.targets for row in s) for s in sequences] == data.train.trained.tolist()
     assert [sum(row.tokens for row in s) for s in sequences] == data.train.real.tolist()
@@ -64,7 +54,7 @@ def test_prepared_data_that_break_the_rules_are_named(tmp_path: Path) -> None:
         damaged = np.array(kept)
         damaged[-1] ^= 1
         object.__setattr__(train, name, damaged)
-        problem = plain_sequences(spec, data, classifier=False)[1]
+        problem = reference.plain_sequences(spec, data, classifier=False)[1]
         assert problem and words in problem
         object.__setattr__(train, name, kept)
 
@@ -72,7 +62,7 @@ def test_prepared_data_that_break_the_rules_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("n", "world", "accum"), [(19, 2, 3), (7, 3, 1), (64, 4, 2)])
 def test_each_rank_has_the_documented_rows(n: int, world: int, accum: int) -> None:
     batch = BatchPlan(micro_batch_size=2, grad_accum=accum, global_batch_size=2 * accum * world)
-    ours = PlannedRows(n, 5, batch, world)
+    ours = reference.PlannedRows(n, 5, batch, world)
     for rank in range(world):
         order = SampleOrder(n, 5, batch, rank, world)
         for step in range(9):
@@ -83,7 +73,7 @@ def test_each_rank_has_the_documented_rows(n: int, world: int, accum: int) -> No
 @pytest.mark.parametrize("warm", [0, 1, 3, 20])
 def test_rates(schedule: Any, warm: int) -> None:
     train = TrainSpec(lr=0.3, schedule=schedule, warmup_steps=warm)
-    ours = [plain_rate(train, step + 1, 10) for step in range(10)]
+    ours = [reference.plain_rate(train, step + 1, 10) for step in range(10)]
     assert ours == pytest.approx([learning_rate(train, step, 10) for step in range(10)])
 
 
@@ -102,10 +92,9 @@ def test_the_plain_model_answers_the_same(tmp_path: Path, lora: bool) -> None:
     if lora:
         for name, p in module.named_parameters():
             p.data.normal_(std=0.1) if "lora_B" in name else None
-    plain = plain_module(module, spec, classifier=False)
-    assert [(n, p.requires_grad) for n, p in plain.named_parameters()] == [
-        (n, p.requires_grad) for n, p in module.named_parameters()
-    ]
+    plain = reference.plain_module(module, spec, classifier=False)
+    ours, theirs = ([(n, p.requires_grad) for n, p in m.named_parameters()] for m in (plain, module))
+    assert ours == theirs
     ids = torch.tensor([data.train.ids[:40].tolist()])
     torch.testing.assert_close(plain.model(input_ids=ids).logits, module.model(input_ids=ids).logits)
 
@@ -121,16 +110,16 @@ def test_a_router_loss_is_that_of_the_micro_batch_however_rows_are_trained(kind:
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **sizes, **more, output_router_logits=True, router_aux_loss_coef=5.0)
     model = AutoModelForCausalLM.from_config(config)
-    without_random_numbers(model)
-    rows = [PlainRow(torch.randint(3, 64, (n,)).tolist(), [True] * n) for n in (5, 14, 4, 20)]
+    reference.without_random_numbers(model)
+    rows = [reference.PlainRow(torch.randint(3, 64, (n,)).tolist(), [True] * n) for n in (5, 14, 4, 20)]
     total = sum(row.targets for row in rows)
     out = [model.train()(torch.tensor([row.ids]), labels=torch.tensor([row.ids])) for row in rows]
     logits = tuple(torch.cat(layer) for layer in zip(*(one.router_logits for one in out), strict=True))
     balance = sys.modules[type(model).__module__].load_balancing_loss_func(logits, 4, 2)
     entropy = sum((one.loss - 5.0 * one.aux_loss) * row.targets for one, row in zip(out, rows, strict=True))
     spec = parse_spec({"model": {"name": "x"}, "data": {"source": "x", "max_length": 20}, "train": {"lr": 1e-12}})
-    order = PlannedRows(4, 0, BatchPlan(micro_batch_size=4, grad_accum=1, global_batch_size=4), 1)
-    trainer = PlainTrainer(spec, [[row] for row in rows], order, 0, torch.device("cpu"), torch.float32)
-    for variant in Variant:
-        (loss,) = trainer.run(PlainModule(model), 1, variant).losses
+    order = reference.PlannedRows(4, 0, BatchPlan(micro_batch_size=4, grad_accum=1, global_batch_size=4), 1)
+    trainer = reference.PlainTrainer(spec, [[row] for row in rows], order, 0, torch.device("cpu"), torch.float32)
+    for variant in reference.Variant:
+        (loss,) = trainer.run(reference.PlainModule(model), 1, variant).losses
         assert loss == pytest.approx(float(entropy / total + 5.0 * balance), rel=1e-5)

@@ -43,9 +43,7 @@ def test_the_odd_rank_is_named_where_a_majority_agrees(
         ("ranks 0 (n1) and 1 (n2) differ from each other, unknown which is wrong", None, None),
     ],
 )
-def test_the_sentence_gives_rank_host_and_a_restart(
-    tmp_path: Path, who: str, rank: int | None, host: str | None
-) -> None:
+def test_the_sentence_gives_rank_host_and_restart(tmp_path: Path, who: str, rank: int | None, host: str | None) -> None:
     found = failure_of(RunDir(tmp_path), f"after step 8 the weights of {who} (observe.verify_every); they last agreed")
     assert (found.id, found.rank, found.host) == ("replicas_diverged", rank, host)
     assert cause_of(found.id) == "infrastructure"

@@ -21,9 +21,7 @@ from tests.unit.fit_specs import facts
 NODES = {"launcher": "slurm", "nodes": 2, "procs_per_node": 8, "device": "cuda", "device_memory_gib": 141}
 
 
-def planned(
-    strategy: dict[str, Any] | None = None, adapter: dict[str, Any] | None = None, **cluster: Any
-) -> tuple[RunSpec, LaunchPlan]:
+def planned(strategy: Any = None, adapter: Any = None, **cluster: Any) -> tuple[RunSpec, LaunchPlan]:
     spec = parse_spec(
         {
             "model": {"name": "zai-org/GLM-4.5-Air", "gradient_checkpointing": True},
@@ -56,9 +54,7 @@ def sent_by_a_node(spec: RunSpec, plan: LaunchPlan) -> tuple[Any, Callable[..., 
         ({"replicate": "nodes"}, {"nodes": 1}, "none", ""),
     ],
 )  # fmt: skip
-def test_a_plan_decides_by_memory_and_says_why(
-    strategy: dict[str, Any], cluster: dict[str, Any], chosen: str, says: str
-) -> None:
+def test_a_plan_decides_by_memory_and_says_why(strategy: Any, cluster: Any, chosen: str, says: str) -> None:
     _, plan = planned(strategy, **cluster)
     assert plan.strategy_options["replicate"] == chosen
     assert says in plan.replication and bool(says) == bool(plan.replication)
@@ -85,9 +81,7 @@ def test_only_gradients_cross_between_nodes_and_once_per_step() -> None:
         ({"replicate": "nodes", "offload": "optimizer"}, False),
     ],
 )
-def test_the_plans_bytes_its_memory_and_training_decide_alike_on_whole_adapters(
-    options: dict[str, Any], expected: bool
-) -> None:
+def test_the_plans_bytes_its_memory_and_training_decide_alike_on_whole_adapters(options: Any, expected: bool) -> None:
     wide = {"type": "lora", "r": 64, "alpha": 64, "targets": ["q_proj", "k_proj", "v_proj", "o_proj"]}
     spec, plan = planned(options, adapter=wide)
     model, sends = sent_by_a_node(spec, plan)

@@ -14,19 +14,13 @@ from typing import Any
 import pytest
 
 import allranks
+from allranks.analysis.report import tables
 from allranks.analysis.report.charts import speed_charts, telemetry_charts, training_charts
 from allranks.analysis.report.figures import MAX_POINTS, Chart, downsample
 from allranks.analysis.report.html import MAX_ROWS, Table
 from allranks.analysis.report.page import proof, write_report
 from allranks.analysis.report.run_data import RunData, read_run_data
-from allranks.analysis.report.tables import (
-    checkpoint_table,
-    error_table,
-    hang_table,
-    link_table,
-    machine_table,
-    straggler_table,
-)
+from allranks.analysis.report.tables import checkpoint_table, error_table, hang_table, machine_table, straggler_table
 from allranks.rundir.files import read_record, write_json
 from allranks.rundir.paths import RunDir
 from allranks.utils.palette import ACTIVITY_COLOURS, PHASE_COLOURS, RUN_COLOURS, STATE_COLOURS, stylesheet
@@ -420,7 +414,7 @@ def test_ranks_that_lost_their_cpu_time_are_not_called_slow(tmp_path: Path) -> N
     said = [row[-1] for row in texts(straggler_table(data))]
     assert said == ["its CPU time was taken", "slow: the others wait; reason not known", ""]
     assert [(row[0], row[2]) for row in texts(machine_table(data))] == [("b", "50.0%"), ("a", "10.0%")]
-    assert [row[-1] for row in texts(link_table(data))] == ["slow", ""]
+    assert [row[-1] for row in texts(tables.link_table(data))] == ["slow", ""]
     assert machine_table(read_run_data(begun(tmp_path / "none").write(metrics={}))) is None
 
 

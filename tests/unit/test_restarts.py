@@ -8,17 +8,8 @@ import pytest
 from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.analysis.diagnose.run_outcome import failure_of
 from allranks.errors import SpecError
-from allranks.launch.restarts import (
-    CAUSES,
-    FailedAttempt,
-    Restart,
-    cause_of,
-    decide,
-    decide_and_record,
-    read_restarts,
-    restart_limit,
-    restart_line,
-)
+from allranks.launch import restarts
+from allranks.launch.restarts import CAUSES, FailedAttempt, Restart, cause_of, decide, decide_and_record, read_restarts
 from allranks.launch.slurm.liveness import smaller_request
 from allranks.nodes.preflight.runner import choose_nodes
 from allranks.rundir.paths import RunDir
@@ -91,9 +82,8 @@ def test_a_node_is_left_out_on_hard_evidence_if_a_spare_one_replaces_it(
     one = decide_and_record(run, parse_spec(TRAINING), 1, metrics, [], spares)
     assert one is not None and one.left_out == left_out and read_restarts(run) == [one]
     assert ("replaced by spare n4" in one.reason) == bool(left_out)
-    lost = decide_and_record(
-        run, parse_spec(TRAINING), 2, {**metrics, "failure": {"id": NODE}}, [], spares, {"n1": "gone"}
-    )
+    metrics = {**metrics, "failure": {"id": NODE}}
+    lost = decide_and_record(run, parse_spec(TRAINING), 2, metrics, [], spares, {"n1": "gone"})
     assert lost is not None and lost.left_out == (["n1"] if spares else [])
 
 
@@ -180,7 +170,7 @@ def test_an_own_program_makes_progress_by_the_steps_that_it_reports(tmp_path: Pa
 )
 def test_own_programs_are_not_started_again_unless_asked(spec: dict[str, object], limit: int) -> None:
     parsed = parse_spec(spec)
-    assert restart_limit(parsed) == limit and ("none" in restart_line(parsed)) == (not limit)
+    assert restarts.restart_limit(parsed) == limit and ("none" in restarts.restart_line(parsed)) == (not limit)
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,8 @@ import pytest
 
 from allranks import api
 from allranks.errors import RequestError, SpecError
-from allranks.launch import runs
-from allranks.launch.resumption import (
-    global_batch_of,
-    keep_global_batch,
-    require_resumable,
-    require_same_schema,
-    resume_notes,
-)
+from allranks.launch import resumption, runs
+from allranks.launch.resumption import global_batch_of, keep_global_batch, require_resumable, resume_notes
 from allranks.planning.memory import make_plan
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.files import SCHEMA_VERSION, read_record, write_json
@@ -68,9 +62,8 @@ def test_nondeterministic_kernels_of_gpus_are_told_with_the_switch() -> None:
 
 
 def test_what_does_not_touch_the_checkpoint_may_change(run: RunDir) -> None:
-    spec = go_on(
-        run, "train.max_steps=20", "checkpoint.every=2", "model.gradient_checkpointing=true", "data.source=moved.json"
-    )
+    may_change = ("model.gradient_checkpointing=true", "data.source=moved.json")
+    spec = go_on(run, "train.max_steps=20", "checkpoint.every=2", *may_change)
     assert spec.train.max_steps == 20
 
 
@@ -108,9 +101,7 @@ def test_compiled_steps_are_only_bitwise_with_the_same_recomputation(run: RunDir
         (("train.grad_accum=2",), "--set train.global_batch_size=4"),
     ],
 )  # fmt: skip
-def test_what_would_go_on_with_something_else_is_refused_before_anything_is_written(
-    run: RunDir, sets: tuple[str, ...], words: str
-) -> None:
+def test_what_would_go_on_with_something_else_is_refused_before_a_write(run: RunDir, sets: Any, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         go_on(run, *sets)
 
@@ -133,10 +124,8 @@ def test_another_number_of_ranks_keeps_the_global_batch(run: RunDir) -> None:
     batch = planned(spec).batch
     assert batch is not None and (batch.grad_accum, batch.global_batch_size) == (2, 4)
     assert "global_batch_size stays 4" in notes(parse_spec(RAW), spec)[0]
-    assert (
-        go_on(run, "cluster.procs_per_node=1", "train.global_batch_size=6", allow_inexact=True).train.global_batch_size
-        == 6
-    )
+    spec = go_on(run, "cluster.procs_per_node=1", "train.global_batch_size=6", allow_inexact=True)
+    assert spec.train.global_batch_size == 6
     cannot = keep_global_batch(parse_spec(RAW), parse_spec(RAW, ["cluster.procs_per_node=3"]), planned, 4)
     with pytest.raises(SpecError, match="not divisible"):
         planned(cannot)
@@ -146,10 +135,8 @@ def test_another_number_of_ranks_keeps_the_global_batch(run: RunDir) -> None:
     ("version", "words"),
     [(SCHEMA_VERSION + 1, f"has schema_version {SCHEMA_VERSION + 1}"), (None, "has no schema_version")],
 )
-def test_a_run_of_another_version_is_refused_by_its_plan_and_not_by_its_spec(
-    run: RunDir, version: int | None, words: str
-) -> None:
-    require_same_schema(run)
+def test_a_run_of_another_version_is_refused_by_plan_and_not_by_spec(run: RunDir, version: Any, words: str) -> None:
+    resumption.require_same_schema(run)
     plan = read_record(run.plan)
     assert plan.pop("schema_version") == SCHEMA_VERSION
     write_json(run.plan, plan if version is None else {**plan, "schema_version": version})

@@ -15,10 +15,8 @@ from tests.unit.test_run_status import verb
 
 def run_data(name: str, losses: dict[int, float], tokens: int, spec: dict | None = None, **data: str) -> RunData:
     def history(rank: int) -> RankHistory:
-        steps = [
-            {"event": "step", "time": START, "rank": rank, "step": n, "loss": v, "tokens": tokens, "step_time_s": 1.0}
-            for n, v in losses.items()
-        ]
+        step = {"event": "step", "time": START, "rank": rank, "tokens": tokens, "step_time_s": 1.0}
+        steps = [{**step, "step": n, "loss": v} for n, v in losses.items()]
         return read_history([{"event": "data", "time": START, "rank": rank, **data}, *steps])
 
     return RunData(name, {}, {"world_size": 2}, {}, [], yaml.safe_dump(spec or {}), {0: history(0), 1: history(1)}, {}, {}, None)  # fmt: skip

@@ -33,18 +33,15 @@ def broken_off(tmp_path: Path) -> RunDir:
 
 def verb(*words: str) -> tuple[int, str]:
     done = CliRunner().invoke(cli, list(words), standalone_mode=False)
-    return done.return_value if done.exception is None else getattr(done.exception, "exit_code", -1), (
-        done.output + str(done.exception or "")
-    )
+    code = done.return_value if done.exception is None else getattr(done.exception, "exit_code", -1)
+    return code, done.output + str(done.exception or "")
 
 
 def status(run: RunDir) -> str:
     return json.loads(verb("runs", "--run-root", str(run.root.parent), "--json")[1])[0]["status"]
 
 
-def test_a_run_whose_launcher_was_killed_is_not_said_to_run(
-    broken_off: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_whose_launcher_was_killed_does_not_run(broken_off: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     assert status(broken_off) == "unfinished"
     code, said = verb("report", str(broken_off.root))
     assert code == 1 and "allranks resume t-1" in " ".join(said.split())
@@ -57,9 +54,7 @@ def test_a_run_whose_launcher_was_killed_is_not_said_to_run(
     assert status(broken_off) == "unfinished"
 
 
-def test_an_attempt_that_goes_on_does_not_bear_the_verdict_of_the_one_before(
-    broken_off: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_attempt_does_not_bear_an_earlier_verdict(broken_off: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     write_json(broken_off.metrics, {"status": "failed", "message": "rank 1 failed"})
     assert verb("report", str(broken_off.root), "--json")[0] == 1
     assert read_json(broken_off.metrics)["message"] == "rank 1 failed"
@@ -91,13 +86,8 @@ def test_a_comparison_of_nothing_is_refused(broken_off: RunDir) -> None:
 
 def test_runs_are_chosen_and_removed(broken_off: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     root = ["--run-root", str(broken_off.root.parent)]
-    for words, names in (
-        ([], ["t-1"]),
-        (["--status", "failed"], []),
-        (["--since", "1h"], ["t-1"]),
-        (["--size"], ["t-1"]),
-    ):
-        rows = json.loads(verb("runs", *root, "--json", *words)[1])
+    for words, names in (("", ["t-1"]), ("--status failed", []), ("--since 1h", ["t-1"]), ("--size", ["t-1"])):
+        rows = json.loads(verb("runs", *root, "--json", *words.split())[1])
         assert [row["run"] for row in rows] == names and all(row.get("bytes", 1) > 0 for row in rows)
     assert json.loads(verb("runs", *root, "--since", "2999-01-01", "--json")[1]) == []
     assert verb("runs", *root, "--since", "1x")[0] == 2

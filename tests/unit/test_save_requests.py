@@ -49,9 +49,7 @@ def steps(requests: SaveRequests, clock: Clock, until_s: float, cost_s: float) -
         ("auto", {"mtbf_h": 2}, [6, 179, 352]),  # sqrt(2 * 2 s * 7200 s) is 169.7 s
     ],
 )
-def test_saves_come_by_the_time_that_the_spec_gives_or_leaves_to_be_measured(
-    every: Any, more: dict[str, Any], saved: list[float]
-) -> None:
+def test_saves_come_by_the_time_the_spec_gives_or_leaves_to_be_measured(every: Any, more: Any, saved: list) -> None:
     clock = Clock()
     assert steps(SaveRequests(CheckpointSpec(every=every, **more), 2, clock=clock), clock, 380, 2.0) == saved
 

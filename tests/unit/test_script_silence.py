@@ -47,10 +47,8 @@ def test_ranks_that_wait_for_an_idle_one_are_silent_after_the_shorter_limit() ->
 
 
 def test_a_rank_that_works_while_others_wait_has_the_longer_limit() -> None:
-    assert silence(BARRIER, LOOP, working=(1,)) == (
-        64.0,
-        Silence(rank=1, since=3.0, limit_s=60.0, stuck=False, waiting=True),
-    )
+    expected = Silence(rank=1, since=3.0, limit_s=60.0, stuck=False, waiting=True)
+    assert silence(BARRIER, LOOP, working=(1,)) == (64.0, expected)
 
 
 def test_a_line_or_report_of_any_rank_is_progress_of_all() -> None:
@@ -89,9 +87,8 @@ def test_ranks_that_wait_for_a_build_have_the_longer_limit() -> None:
 def test_the_limit_is_10_times_the_median_interval_of_progress() -> None:
     script = ScriptSilence(Limits(step_s=20.0, long_s=60.0), "cpu")
     for second in range(0, 60, 5):
-        script.look(
-            float(second), 0.0, {0: RankSample(progress=second, work=ProcessWork(), stack=BARRIER, others_needed=True)}
-        )
+        sample = RankSample(progress=second, work=ProcessWork(), stack=BARRIER, others_needed=True)
+        script.look(float(second), 0.0, {0: sample})
     assert script.limit_s == 50.0
 
 

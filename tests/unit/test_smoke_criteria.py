@@ -199,9 +199,8 @@ def test_each_criterion_turns_red_and_no_other(test: SmokeTest) -> None:
         change(raw)
         found = judged(test, raw)
         red = {k for k, j in found.items() if j.state == "failed"}
-        assert red == {criterion.key} | (TOGETHER.get(criterion.key, set()) & found.keys()), {
-            k: (j.state, j.measured, j.why) for k, j in found.items()
-        }
+        said = {k: (j.state, j.measured, j.why) for k, j in found.items()}
+        assert red == {criterion.key} | (TOGETHER.get(criterion.key, set()) & found.keys()), said
 
 
 def _state_of(raw: Raw, size: int) -> None:
@@ -273,9 +272,8 @@ def test_where_a_run_broke_off_only_one_line_is_red() -> None:
     test = BY_NAME["02_ddp"]
     raw = copy.deepcopy(good(test))
     for rank in raw["first"]:
-        raw["first"][rank] = [
-            e for e in raw["first"][rank] if e["event"] in ("start", "data", "proof", "model", "batch")
-        ]
+        early = ("start", "data", "proof", "model", "batch")
+        raw["first"][rank] = [e for e in raw["first"][rank] if e["event"] in early]
     raw |= {"again": {}, "step": None, "files": {}, "message": "rank 1 fell over"}
     red = {k: j for k, j in judged(test, raw).items() if j.state == "failed"}
     assert list(red) == ["wrapper"]
@@ -290,9 +288,8 @@ def test_a_figure_that_no_run_here_can_be_held_against_says_why() -> None:
     test = BY_NAME["02_ddp"]
     raw = good(test, gpu=True)
     _all(raw, "model", parameters=test.parameters)
-    assert {f.name for f in figure_rows(test, evidence(raw)) if f.not_comparable} == {
-        name for name, seed in test.figures.items() if seed is None
-    }
+    unknown = {name for name, seed in test.figures.items() if seed is None}
+    assert {f.name for f in figure_rows(test, evidence(raw)) if f.not_comparable} == unknown
     found = {f.name: f.not_comparable for f in figure_rows(test, evidence(good(test, gpu=True)))}
     assert found["parameters"] == "different model size"
     seven = BY_NAME["07_fsdp_lora_moe"]
@@ -445,9 +442,7 @@ def test_the_verbs_answers(words: tuple[str, ...], code: int, said: str, tmp_pat
 
 
 @pytest.mark.parametrize("nvcc", [True, False])
-def test_fused_adam_is_asked_for_only_where_it_can_be_compiled(
-    nvcc: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fused_adam_is_used_only_where_it_compiles(nvcc: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     if nvcc:

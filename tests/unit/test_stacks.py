@@ -6,13 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.analysis.stacks import (
-    blocking_location,
-    is_collective_stack,
-    main_thread_frames,
-    thread_activity,
-    traceback_frames,
-)
+from allranks.analysis import stacks
 from allranks.launch.failure_attribution import RankEnd, describe_crash, find_first_failure
 from allranks.train.data.batch_feed import BatchFeed
 from tests.unit.diagnose_examples import of
@@ -38,7 +32,7 @@ ALL_REDUCE = "/v/site-packages/torch/distributed/distributed_c10d.py:all_reduce"
     ],
 )
 def test_the_innermost_frames_say_what_a_thread_does(frames: list[str], activity: str) -> None:
-    assert thread_activity(frames) == activity
+    assert stacks.thread_activity(frames) == activity
 
 
 @pytest.mark.parametrize(
@@ -50,7 +44,7 @@ def test_the_innermost_frames_say_what_a_thread_does(frames: list[str], activity
     ],
 )  # fmt: skip
 def test_the_wait_for_a_process_or_thread_is_no_collective(frame: str) -> None:
-    assert not is_collective_stack([frame, MAIN])
+    assert not stacks.is_collective_stack([frame, MAIN])
 
 
 def test_faulthandler_and_py_spy_give_the_same_main_thread() -> None:
@@ -65,18 +59,18 @@ def test_faulthandler_and_py_spy_give_the_same_main_thread() -> None:
         "    step (/home/u/train.py:7)\n    <module> (/home/u/train.py:9)\n"
         'Thread 8 (idle): "loads"\n    load (/home/u/loads.py:3)\n'
     )
-    assert main_thread_frames(dump) == main_thread_frames(spied)
+    assert stacks.main_thread_frames(dump) == stacks.main_thread_frames(spied)
     within = "(within /usr/lib/python3.11/threading.py:320 wait)"
-    assert blocking_location(main_thread_frames(dump)) == f"/home/u/train.py:7 in step {within}"
-    assert main_thread_frames("nothing of the kind\n") == []
+    assert stacks.blocking_location(stacks.main_thread_frames(dump)) == f"/home/u/train.py:7 in step {within}"
+    assert stacks.main_thread_frames("nothing of the kind\n") == []
 
 
 def test_a_traceback_is_read_with_the_prefix_of_torch_and_without() -> None:
     frame = '  File "/home/u/train.py", line {}, in step\n'
     plain = f"Traceback (most recent call last):\n{frame.format(9)}{frame.format(7)}"
     prefixed = "".join(f"[rank12]: {line}\n" for line in plain.splitlines())
-    assert traceback_frames(prefixed) == traceback_frames(plain)
-    assert [frame.line for frame in traceback_frames(plain)] == [7, 9]
+    assert stacks.traceback_frames(prefixed) == stacks.traceback_frames(plain)
+    assert [frame.line for frame in stacks.traceback_frames(plain)] == [7, 9]
 
 
 # an abort in a rank's log, and who sent a SIGKILL, by the kernel's own count

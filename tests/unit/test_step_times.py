@@ -58,9 +58,7 @@ class Control(step_metrics.AsyncStepReduction):
 
 
 @pytest.mark.parametrize("edges", [{2}, set()], ids=["an edge", "only the end"])
-def test_the_times_of_the_steps_add_up_to_those_of_the_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edges: set[int]
-) -> None:
+def test_the_times_of_steps_add_up_to_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edges: set) -> None:
     world = dataclasses.replace(SINGLE_PROCESS, device=torch.device("cuda"))
     monkeypatch.setattr(step_metrics, "AsyncStepReduction", Control)
     monkeypatch.setattr(step_metrics, "memory_usage", lambda device: {})
@@ -81,18 +79,9 @@ def test_the_times_of_the_steps_add_up_to_those_of_the_gpu(
         for step in range(STEPS):
             clock.parts = {}
             numbers = [int(i) for part in order.micro_batches(step) for i in part]
-            times = {"step_time_s": clock.end_step()["step_time_s"]}
-            one = torch.ones(())
-            work = StepWork(
-                step=step,
-                loss_sum=one,
-                grad_norm=one,
-                counts=TokenCounts(1, 1, 0),
-                trained=1,
-                lr=0.1,
-                times=times,
-                sequences=numbers,
-            )
+            done: Any = {"step": step, "times": {"step_time_s": clock.end_step()["step_time_s"]}, "sequences": numbers}
+            done |= {"loss_sum": torch.ones(()), "grad_norm": torch.ones(()), "counts": TokenCounts(1, 1, 0)}
+            work = StepWork(**done, trained=1, lr=0.1)
             metrics.process_reduced(metrics.exchange(work))
             if plan.is_due(step + 1):
                 metrics.run_callbacks(step + 1, False)

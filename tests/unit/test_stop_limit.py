@@ -60,19 +60,14 @@ def limit_of(tmp_path: Path, events: list[dict[str, Any]], attempt: int = 1) -> 
         ([*BEGUN, phase("train")], UNKNOWN, "finish their step"),
         (TRAINED, LEAST_S + FACTOR * STEPS * 10.0, "finish their step"),
         ([*TRAINED, phase("save", limit_s=300.0)], 300.0, "write a full checkpoint within 300 s"),
-        (
-            [*TRAINED, {"event": "checkpoint", "mode": "full", "written_s": 400.0}, phase("save", limit_s=300.0)],
-            FACTOR * 400.0,
-            "write a full checkpoint within 800 s",
-        ),
+        ([*TRAINED, {"event": "checkpoint", "mode": "full", "written_s": 400.0}, phase("save", limit_s=300.0)],
+         FACTOR * 400.0, "write a full checkpoint within 800 s"),
         ([*TRAINED, phase("evaluate", 100.0)], UNKNOWN, "finish the evaluation"),
         ([*EVALUATED, phase("evaluate", 200.0)], FACTOR * 40.0, "finish the evaluation"),
     ],
     ids=["nothing-trained", "first-step", "step", "first-save", "save", "first-evaluation", "evaluation"],
-)
-def test_each_phase_has_the_limit_that_was_measured(
-    tmp_path: Path, events: list[dict[str, Any]], limit_s: float, words: str
-) -> None:
+)  # fmt: skip
+def test_each_phase_has_the_limit_that_was_measured(tmp_path: Path, events: list, limit_s: float, words: str) -> None:
     limit = limit_of(tmp_path, events)
     assert limit.limit_s == limit_s
     assert words in limit.text
@@ -96,9 +91,7 @@ def test_a_resumed_run_that_has_not_begun_has_nothing_to_save(tmp_path: Path) ->
     assert limit.limit_s == LEAST_S + FACTOR * STEPS * 10.0, "times of the earlier attempt count"
 
 
-@pytest.mark.parametrize(
-    ("needed_s", "left_s", "why"), [(300.0, 290.0, "time_limit"), (300.0, 400.0, ""), (100.0, 90.0, "")]
-)
+@pytest.mark.parametrize("needed_s, left_s, why", [(300.0, 290.0, "time_limit"), (300.0, 400.0, ""), (100.0, 90.0, "")])
 def test_ranks_under_slurm_are_stopped_early_if_their_checkpoint_takes_longer_than_the_signal_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needed_s: float, left_s: float, why: str
 ) -> None:

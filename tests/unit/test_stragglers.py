@@ -5,31 +5,22 @@ from typing import Any
 
 import pytest
 
+from allranks.analysis import stragglers
 from allranks.analysis.machine_load import Lost
-from allranks.analysis.stragglers import (
-    BACKWARD,
-    OPTIMIZER,
-    OWN,
-    WINDOW_STEPS,
-    Pace,
-    StragglerDetector,
-    measure_pace,
-    pace_of_run,
-    straggler_message,
-)
+from allranks.analysis.stragglers import BACKWARD, OPTIMIZER, OWN, StragglerDetector, measure_pace, straggler_message
 
 EVEN = {0: [0.10] * 30, 1: [0.10] * 30, 2: [0.10] * 30}
 STEPS = [0.3] * 30
 Samples = dict[int, list[float]]
 
 
-def pace_by(own: Samples, *more: Any, steps: list[float] = STEPS, **parts: Samples) -> Pace:
+def pace_by(own: Samples, *more: Any, steps: list[float] = STEPS, **parts: Samples) -> stragglers.Pace:
     pace = measure_pace({OWN: own, **parts}, steps, {}, *more)
     assert pace is not None
     return pace
 
 
-def slow(pace: Pace) -> list[int]:
+def slow(pace: stragglers.Pace) -> list[int]:
     return [r.rank for r in pace.slow]
 
 
@@ -51,7 +42,7 @@ def test_who_is_named(own: Samples, names: list[int]) -> None:
 
 def test_one_rank_and_too_few_steps_have_no_pace() -> None:
     assert measure_pace({OWN: {0: [0.1] * 30}}, STEPS, {}) is None
-    assert measure_pace({OWN: {r: own[: WINDOW_STEPS - 1] for r, own in EVEN.items()}}, STEPS, {}) is None
+    assert measure_pace({OWN: {r: own[: stragglers.WINDOW_STEPS - 1] for r, own in EVEN.items()}}, STEPS, {}) is None
 
 
 def test_backward_passes_are_judged_by_themselves() -> None:
@@ -113,10 +104,8 @@ def test_time_that_other_threads_or_the_hypervisor_may_have_cost_is_no_work() ->
 
 def events(rank: int, own: float) -> list[dict[str, Any]]:
     start = {"event": "start", "rank": rank, "host": f"n{rank + 1}", "world_size": 3}
-    return [
-        start,
-        *({"event": "step", "rank": rank, "step": s, "own_s": own, "step_time_s": 0.3} for s in range(1, 61)),
-    ]
+    step = {"event": "step", "rank": rank, "own_s": own, "step_time_s": 0.3}
+    return [start, *({**step, "step": s} for s in range(1, 61))]
 
 
 def said(ranks: dict[int, list[dict[str, Any]]], listener: StragglerDetector) -> list[str]:
@@ -127,7 +116,7 @@ def test_it_is_said_once_while_the_run_goes_on_and_stands_in_the_summary() -> No
     ranks = {0: events(0, 0.1), 1: events(1, 0.25), 2: events(2, 0.1)}
     (text,) = said(ranks, StragglerDetector())
     assert "rank 1 on n2 is slow" in text and "2.5 times" in text
-    pace = pace_of_run(ranks)
+    pace = stragglers.pace_of_run(ranks)
     assert pace is not None and (pace.ranks[0].rank, pace.ranks[0].relative, pace.ranks[0].slow) == (1, 2.5, True)
 
 

@@ -14,15 +14,13 @@ OWN = ("--force",)
     ("script", "expected"),
     [
         ("#!/bin/sh\n#SBATCH -N2\n\nset -e\ncmd\n", "#!/bin/sh\n#SBATCH -N2\n+\nset -e\ncmd\n"),
-        (
-            "#!/bin/sh\n\n#SBATCH -N2\n# why\ncmd\n#SBATCH -n3\n",
-            "#!/bin/sh\n\n#SBATCH -N2\n# why\n+\ncmd\n#SBATCH -n3\n",
-        ),
+        ("#!/bin/sh\n\n#SBATCH -N2\n# why\ncmd\n#SBATCH -n3\n",
+         "#!/bin/sh\n\n#SBATCH -N2\n# why\n+\ncmd\n#SBATCH -n3\n"),
         ("#!/bin/sh\n  #SBATCH -N2\ncmd", "#!/bin/sh\n  #SBATCH -N2\n+\ncmd"),
         ("#!/bin/sh\n#SBATCH -N2\n", "#!/bin/sh\n#SBATCH -N2\n+"),
         ("#!/bin/sh", "#!/bin/sh\n+"),
     ],
-)
+)  # fmt: skip
 def test_the_line_stands_behind_the_directives_and_moves_no_line_if_one_is_blank(script: str, expected: str) -> None:
     text, number, added = insert_line(script, "+")
     assert text == expected and text.split("\n")[number - 1] == "+"
@@ -71,11 +69,8 @@ def test_what_cannot_be_changed_safely_is_passed_on_as_it_is(
     command, _ = read_submission(["--force", "-N2", *words], OWN).command(tmp_path / "private", preflight=True)
     assert command[0] == "-N2" and (command[1:] != words) == changed
     if command[1:] != words and "--wrap" not in words:
-        assert (
-            Path(command[1]).stat().st_mode & 0o077 == 0
-            and Path(command[1]).name == "job.sh"
-            and command[2:] == ["a b"]
-        )
+        assert Path(command[1]).stat().st_mode & 0o077 == 0
+        assert (Path(command[1]).name, command[2:]) == ("job.sh", ["a b"])
 
 
 @pytest.mark.parametrize(

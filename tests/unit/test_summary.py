@@ -21,15 +21,8 @@ PLAN = make_plan(SPEC, facts())
 
 
 def step(n: int, seconds: float, tokens: int, **more: Any) -> dict[str, Any]:
-    base = {
-        "event": "step",
-        "step": n,
-        "steps": 1,
-        "loss": 10.0 - n,
-        "tokens": tokens,
-        "tokens_trained": tokens // 2,
-        "tokens_padded": 1,
-    }
+    base = {"event": "step", "step": n, "steps": 1, "loss": 10.0 - n}
+    base |= {"tokens": tokens, "tokens_trained": tokens // 2, "tokens_padded": 1}
     return {**base, "step_time_s": seconds, "peak_memory_bytes": 100 + n, "time": float(n), "rank": 0, **more}
 
 
@@ -50,11 +43,8 @@ def test_time_of_an_epoch_is_the_mean_step_times_its_steps() -> None:
     warned = {"event": "warning", "time": 1.0, "rank": 1, "message": "slow disk HF_TOKEN=hf_abcdefghijklmnop"}
     ranks = {0: [{**data, "warnings": ["few rows"]}, *events], 1: [warned, warned]}
     plan = msgspec.structs.replace(PLAN, warnings=["high lr"])
-    assert summarize("x", SPEC, plan, ranks, "succeeded")["warnings"] == [
-        "high lr",
-        "few rows",
-        "rank 1: slow disk HF_TOKEN=***",
-    ]
+    warnings = summarize("x", SPEC, plan, ranks, "succeeded")["warnings"]
+    assert warnings == ["high lr", "few rows", "rank 1: slow disk HF_TOKEN=***"]
     assert summarize("x", SPEC, PLAN, {0: [data, *events]}, "succeeded")["epoch_s"] == pytest.approx(60.0)
     assert summarize("x", SPEC, PLAN, {0: events}, "succeeded")["epoch_s"] is None
     assert summarize("x", SPEC, PLAN, {0: [data, *events[:5]]}, "succeeded")["epoch_s"] is None
@@ -62,18 +52,9 @@ def test_time_of_an_epoch_is_the_mean_step_times_its_steps() -> None:
 
 def test_logging_seldom_changes_no_total() -> None:
     each = [step(n, 1.0 + n, 100) for n in range(1, 21)]
-    seldom = [
-        step(
-            n,
-            0.0,
-            500,
-            steps=5,
-            step_times_s=[1.0 + k for k in range(n - 4, n + 1)],
-            tokens_trained=250,
-            tokens_padded=5,
-        )
-        for n in range(5, 21, 5)
-    ]
+    five = {"steps": 5, "tokens_trained": 250, "tokens_padded": 5}
+    times = {n: [1.0 + k for k in range(n - 4, n + 1)] for n in range(5, 21, 5)}
+    seldom = [step(n, 0.0, 500, step_times_s=times_s, **five) for n, times_s in times.items()]
     a, b = (summarize("x", SPEC, PLAN, {0: events}, "succeeded") for events in (each, seldom))
     for key in ("tokens_per_s", "tokens_real", "warmup_s", "step_time_s", "tokens_trained"):
         assert a[key] == pytest.approx(b[key]), key
@@ -86,11 +67,8 @@ def test_short_runs_have_no_speed() -> None:
 
 
 def test_steps_done_twice_count_once() -> None:
-    events = (
-        [step(n, 1.0, 10) for n in range(1, 8)]
-        + [{"event": "resume", "from_step": 4, "time": 8.0}]
-        + [step(n, 1.0, 10) for n in range(5, 10)]
-    )
+    resumed = {"event": "resume", "from_step": 4, "time": 8.0}
+    events = [*(step(n, 1.0, 10) for n in range(1, 8)), resumed, *(step(n, 1.0, 10) for n in range(5, 10))]
     assert [e["step"] for e in without_repeated_steps(events) if e["event"] == "step"] == list(range(1, 10))
 
 
@@ -216,14 +194,8 @@ def error(rank: int, message: str, time: float, kind: str = "RuntimeError") -> d
 
 
 def test_costs_are_those_of_all_ranks_and_spare_nodes_and_absent_without_a_price() -> None:
-    slurm = {
-        "launcher": "slurm",
-        "nodes": 2,
-        "spares": 1,
-        "procs_per_node": 4,
-        "device": "cpu",
-        "slurm": {"time": "90"},
-    }
+    slurm = {"launcher": "slurm", "slurm": {"time": "90"}, "device": "cpu"}
+    slurm |= {"nodes": 2, "spares": 1, "procs_per_node": 4}
     spec = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}, "cluster": slurm}
     free = parse_spec(spec)
     priced = parse_spec({**spec, "cluster": {**slurm, "price_per_gpu_hour": 2.5}})

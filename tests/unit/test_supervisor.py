@@ -1,34 +1,24 @@
 """What a run's supervisor decides from the reports of its agents. Pure: a clock of its own, no sockets."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 
+from allranks.launch import supervisor
 from allranks.launch.channel import CLOSED, UNREACHABLE, AgentLink
 from allranks.launch.channel_protocol import ENDED, RUNNING, AgentReport, Orders
 from allranks.launch.failure_attribution import RankEnd
 from allranks.launch.monitor.records import HangAlarm, NodeEvidence
-from allranks.launch.supervisor import (
-    ALL_ANSWER_S,
-    FAILURE_GRACE_S,
-    JOIN_S,
-    RECONNECT_S,
-    SILENT_S,
-    STOP_GRACE_S,
-    JobEnd,
-    Supervisor,
-)
 
 ALARM = HangAlarm(node=1, host="n1", rank=1, phase="train", part="", step=4, since=1.0, time=2.0, limit_s=5.0)
 
 
 class Cluster:
-    """Agents that report what a test says."""
-
     def __init__(self, nodes: int = 2, **options: object) -> None:
         self.judged: list[set[int]] = []
         self.now = 100.0
-        self.supervisor = Supervisor(nodes, self._judge, **options)  # type: ignore[arg-type]
+        self.supervisor = supervisor.Supervisor(nodes, self._judge, **options)  # type: ignore[arg-type]
         self.links: dict[int, AgentLink] = {}
         self.judge_fails = False
 
@@ -88,7 +78,7 @@ def test_a_node_that_never_joins_ends_the_run() -> None:
     cluster = Cluster(3)
     cluster.report(0)
     cluster.tick()
-    assert "node 1, 2 did not join" in cluster.tick(JOIN_S + 1, heard=[0]).end
+    assert "node 1, 2 did not join" in cluster.tick(supervisor.JOIN_S + 1, heard=[0]).end
     assert cluster.supervisor.result().not_joined == [1, 2]
 
 
@@ -96,7 +86,7 @@ def test_a_failed_rank_ends_all_agents_and_none_is_lost(two: Cluster) -> None:
     two.report(1, ends=[failed(1)])
     orders = two.tick()
     assert orders.end == "rank 1 on n1 ended with exit code 1"
-    assert orders.end_grace_s == FAILURE_GRACE_S
+    assert orders.end_grace_s == supervisor.FAILURE_GRACE_S
     two.report(1, ends=[failed(1)], state=ENDED)
     two.tick(1, heard=[0])
     assert not two.supervisor.lost
@@ -115,25 +105,25 @@ def test_ranks_that_end_well_or_were_ended_by_their_agent_are_no_failure(two: Cl
 @pytest.mark.parametrize("how", [CLOSED, UNREACHABLE])
 def test_an_agent_whose_connection_stays_closed_is_gone(two: Cluster, how: str) -> None:
     two.close(1, how)
-    assert not two.tick(RECONNECT_S - 1, heard=[0]).stop
+    assert not two.tick(supervisor.RECONNECT_S - 1, heard=[0]).stop
     orders = two.tick(2, heard=[0])
     assert "the agent of n1 is gone" in orders.stop
     assert not orders.end
     (lost,) = two.supervisor.lost
     assert (lost.node, lost.host) == (1, "n1")
-    assert two.tick(STOP_GRACE_S + 1, heard=[0]).end
+    assert two.tick(supervisor.STOP_GRACE_S + 1, heard=[0]).end
 
 
 def test_an_agent_that_comes_back_was_never_lost(two: Cluster) -> None:
     two.close(1, CLOSED)
-    two.tick(RECONNECT_S - 1, heard=[0])
+    two.tick(supervisor.RECONNECT_S - 1, heard=[0])
     two.report(1)
     assert not two.tick(1, heard=[0, 1]).stop
     assert not two.supervisor.lost
 
 
 def test_a_connected_agent_that_reports_nothing_is_stopped_and_its_node_is_not_lost(two: Cluster) -> None:
-    assert not two.tick(SILENT_S - 1, heard=[0]).stop
+    assert not two.tick(supervisor.SILENT_S - 1, heard=[0]).stop
     assert two.tick(2, heard=[0]).stop
     assert two.supervisor.lost[0].node == 1
 
@@ -154,7 +144,7 @@ def test_a_node_without_evidence_is_not_waited_for_forever(two: Cluster) -> None
     two.report(1, alarm=ALARM)
     two.tick()
     two.supervisor.evidence(NodeEvidence(node=1, host="n1", time=1, ranks=[]))
-    assert two.tick(ALL_ANSWER_S + 1, heard=[0, 1]).end
+    assert two.tick(supervisor.ALL_ANSWER_S + 1, heard=[0, 1]).end
     assert two.judged == [{1}]
 
 
@@ -177,7 +167,7 @@ def test_a_refusal_of_one_agent_ends_the_run(two: Cluster) -> None:
 
 def test_a_request_to_kill_shortens_the_grace_of_an_end(two: Cluster) -> None:
     two.report(1, ends=[failed(1)])
-    assert two.tick().end_grace_s == FAILURE_GRACE_S
+    assert two.tick().end_grace_s == supervisor.FAILURE_GRACE_S
     two.supervisor.request("kill", "allranks cancel --now")
     assert two.tick().end_grace_s == 0.0
 
@@ -191,9 +181,9 @@ def test_a_stop_before_the_start_starts_nothing() -> None:
 
 def test_a_pause_of_the_driver_itself_is_no_silence_of_the_agents(two: Cluster) -> None:
     """As after SIGSTOP and SIGCONT, or a suspended job."""
-    assert not two.tick(10 * SILENT_S, paused=True).stop
+    assert not two.tick(10 * supervisor.SILENT_S, paused=True).stop
     assert not two.supervisor.lost
-    for _ in range(int(SILENT_S) - 1):
+    for _ in range(int(supervisor.SILENT_S) - 1):
         assert not two.tick(1.0).stop
     assert two.tick(2.0).stop
 
@@ -210,17 +200,13 @@ def test_an_agent_that_was_killed_just_before_the_end_counts_as_lost(two: Cluste
     ("exits", "by_agent", "expected"),
     [((-15, 0), False, True), ((-15, -15), True, False), ((1, 0), False, False), ((0, 0), False, False)],
 )
-def test_a_sigterm_from_outside_is_told_from_one_of_the_agent(
-    exits: tuple[int, ...], by_agent: bool, expected: bool
-) -> None:
-    ends = [
-        RankEnd(rank=r, host="n0", pid=r, exitcode=code, time=1.0, ended_by_agent=by_agent)
-        for r, code in enumerate(exits)
-    ]
-    assert JobEnd(nodes=2, ended_nodes=2, ends=ends).terminated is expected
+def test_a_sigterm_from_outside_is_told_from_the_agents(exits: tuple[int, ...], by_agent: bool, expected: bool) -> None:
+    end = partial(RankEnd, host="n0", time=1.0, ended_by_agent=by_agent)
+    ends = [end(rank=r, pid=r, exitcode=code) for r, code in enumerate(exits)]
+    assert supervisor.JobEnd(nodes=2, ended_nodes=2, ends=ends).terminated is expected
 
 
 def test_a_step_that_was_ended_before_its_ranks_began_was_terminated() -> None:
-    assert JobEnd(nodes=2, ended_nodes=2).terminated
-    assert not JobEnd(nodes=2, ended_nodes=2, refused="n0: no port").terminated
-    assert not JobEnd(nodes=2, ended_nodes=1, not_joined=[1]).terminated
+    assert supervisor.JobEnd(nodes=2, ended_nodes=2).terminated
+    assert not supervisor.JobEnd(nodes=2, ended_nodes=2, refused="n0: no port").terminated
+    assert not supervisor.JobEnd(nodes=2, ended_nodes=1, not_joined=[1]).terminated

@@ -14,9 +14,8 @@ from tests.conftest import tiny_spec
 
 
 def test_points_are_the_product_of_the_grid_and_the_lines() -> None:
-    points = grid_points(
-        ["train.lr=1e-4, 3e-4", "adapter.targets=[a,b],[c]"], ["", "# a comment", "train.lr=1 train.seed=2"]
-    )
+    grid = ["train.lr=1e-4, 3e-4", "adapter.targets=[a,b],[c]"]
+    points = grid_points(grid, ["", "# a comment", "train.lr=1 train.seed=2"])
     assert [point.sets for point in points] == [
         ["train.lr=1e-4", "adapter.targets=[a,b]"], ["train.lr=1e-4", "adapter.targets=[c]"],
         ["train.lr=3e-4", "adapter.targets=[a,b]"], ["train.lr=3e-4", "adapter.targets=[c]"],
@@ -89,9 +88,7 @@ def test_optuna_chooses_from_ranges_and_a_continued_study_repeats_nothing(tmp_pa
         ([1.0] + [20.0] * 9, ""),
     ],
 )
-def test_a_loss_that_is_not_finite_or_has_risen_for_good_ends_a_point(
-    losses: list, reason: str, tmp_path: Path
-) -> None:
+def test_a_loss_not_finite_or_risen_for_good_ends_a_point(losses: list, reason: str, tmp_path: Path) -> None:
     ended: list[RunDir] = []
     watch = DivergenceWatch(NullObserver(), ended.append)
     watch.start(RunDir(tmp_path), None)
@@ -103,16 +100,11 @@ def test_a_loss_that_is_not_finite_or_has_risen_for_good_ends_a_point(
 
 
 def test_the_held_out_loss_ranks_if_all_have_it() -> None:
-    def result(name: str, status: str, held_out: float | None, train: float | None) -> PointResult:
-        return PointResult(
-            name=name, sets=[], run=name, status=status, message="", eval_loss=held_out, train_loss=train
-        )
+    def result(name: str, status: str, held: float | None, train: float | None) -> PointResult:
+        return PointResult(name=name, sets=[], run=name, status=status, message="", eval_loss=held, train_loss=train)
 
-    one, two, bad = (
-        result("a", "succeeded", 2.0, 1.0),
-        result("b", "succeeded", 1.0, 2.0),
-        result("c", "failed", 0.1, 0.1),
-    )
+    one, two = result("a", "succeeded", 2.0, 1.0), result("b", "succeeded", 1.0, 2.0)
+    bad = result("c", "failed", 0.1, 0.1)
     key, order = ranked([bad, one, two])
     assert (key, [r.name for r in order]) == ("eval_loss", ["b", "a", "c"])
     key, order = ranked([bad, one, result("b", "succeeded", None, 2.0)])

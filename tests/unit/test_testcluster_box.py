@@ -108,9 +108,7 @@ def test_rates() -> None:
 FOLDER = BoxPaths(Path("/run/allranks/box"))
 
 
-def plan(
-    uid: int = 0, version: tuple[int, int] = (22, 5), python_folders: tuple[str, ...] = (), **options: Any
-) -> BoxPlan:
+def plan(uid: int = 0, version: Any = (22, 5), python_folders: tuple[str, ...] = (), **options: Any) -> BoxPlan:
     return make_box_plan(
         BoxOptions(**options),
         folder=str(FOLDER.path),
@@ -178,9 +176,7 @@ def test_a_private_tmp_keeps_the_folders_of_a_python_in_tmp() -> None:
         ("/home/ada/clone/src/allranks", "/usr", []),
     ],
 )
-def test_folders_of_a_python_in_tmp(
-    monkeypatch: pytest.MonkeyPatch, package: str, prefix: str, folders: list[str]
-) -> None:
+def test_a_python_in_tmp(monkeypatch: pytest.MonkeyPatch, package: str, prefix: str, folders: list[str]) -> None:
     tmp = Path("/tmp")  # noqa: S108 - the nodes' own /tmp is meant
     monkeypatch.setattr(requirements, "PACKAGE_FOLDER", tmp / package)
     monkeypatch.setattr(sys, "prefix", str(tmp / prefix))

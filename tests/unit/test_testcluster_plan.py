@@ -7,15 +7,8 @@ from typing import Any
 import pytest
 
 from allranks.errors import EnvironmentNotAble, RequestError
-from allranks.lab.cluster.plan import (
-    CANDIDATES,
-    BoxOptions,
-    BoxPlan,
-    HiddenFolder,
-    Machine,
-    free_network,
-    make_box_plan,
-)
+from allranks.lab.cluster import plan as plans
+from allranks.lab.cluster.plan import BoxOptions, BoxPlan, HiddenFolder, Machine, make_box_plan
 
 
 def plan(folder: str = "/run/allranks/box", **options: Any) -> BoxPlan:
@@ -56,7 +49,7 @@ def test_state_under_tmp_would_vanish_behind_a_private_tmp() -> None:
 
 
 def free(used: str, network: str | None = None) -> str:
-    return str(free_network([IPv4Network(text) for text in used.split()], network))
+    return str(plans.free_network([IPv4Network(text) for text in used.split()], network))
 
 
 def test_the_first_range_that_nothing_overlaps_is_taken() -> None:
@@ -64,7 +57,7 @@ def test_the_first_range_that_nothing_overlaps_is_taken() -> None:
     assert free("0.0.0.0/0 10.77.0.5/32 10.78.0.0/16") == "10.79.0.0/24"
     with pytest.raises(EnvironmentNotAble, match="--network"):
         free("10.0.0.0/8 172.16.0.0/12 192.168.0.0/16")
-    assert all(IPv4Network(text).is_private for text in CANDIDATES)
+    assert all(IPv4Network(text).is_private for text in plans.CANDIDATES)
 
 
 @pytest.mark.parametrize(

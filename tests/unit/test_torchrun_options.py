@@ -17,37 +17,22 @@ from allranks.utils.machine import Gpu, MachineFacts
 @pytest.mark.parametrize(
     ("words", "environ", "expected"),
     [
-        (
-            "--standalone --rdzv-endpoint=h:1 --nproc-per-node=2 p.py",
-            {},
-            {"max_nodes": 1, "procs": "2", "address": "", "port": None},
-        ),
+        ("--standalone --rdzv-endpoint=h:1 --nproc-per-node=2 p.py", {},
+         {"max_nodes": 1, "procs": "2", "address": "", "port": None}),
         ("--nproc_per_node 4 -m pkg.train --lr 1", {}, {"procs": "4", "module": True, "args": ["--lr", "1"]}),
         ("p.py x -- --nnodes=3 -m", {}, {"max_nodes": 1, "module": False, "args": ["x", "--", "--nnodes=3", "-m"]}),
-        (
-            "--nnodes 2 --node_rank=1 --master_addr=a --master-port 7 p.py",
-            {},
-            {"backend": "static", "node_rank": 1, "address": "a", "port": 7},
-        ),
-        (
-            "--nnodes=1:4 --rdzv_backend=c10d --rdzv_endpoint=[::1]:99 --rdzv_id=5 p.py",
-            {},
-            {"min_nodes": 1, "max_nodes": 4, "address": "::1", "port": 99, "run_id": "5", "node_rank": None},
-        ),
-        (
-            "p.py",
-            {"PET_NPROC_PER_NODE": "3", "PET_MAX_RESTARTS": "2", "PET_NO_PYTHON": "1", "PET_RDZV_ID": "x"},
-            {"procs": "3", "max_restarts": 2, "direct": True, "run_id": "x"},
-        ),
+        ("--nnodes 2 --node_rank=1 --master_addr=a --master-port 7 p.py", {},
+         {"backend": "static", "node_rank": 1, "address": "a", "port": 7}),
+        ("--nnodes=1:4 --rdzv_backend=c10d --rdzv_endpoint=[::1]:99 --rdzv_id=5 p.py", {},
+         {"min_nodes": 1, "max_nodes": 4, "address": "::1", "port": 99, "run_id": "5", "node_rank": None}),
+        ("p.py", {"PET_NPROC_PER_NODE": "3", "PET_MAX_RESTARTS": "2", "PET_NO_PYTHON": "1", "PET_RDZV_ID": "x"},
+         {"procs": "3", "max_restarts": 2, "direct": True, "run_id": "x"}),
         ("--nproc-per-node 2 p.py", {"PET_NPROC_PER_NODE": "3"}, {"procs": "2"}),
-        (
-            "--rdzv-conf 'join_timeout=9,close_timeout=3,last_call_timeout=1.5' --shutdown-timeout 4 p.py",
-            {},
-            {"join_timeout_s": 9.0, "last_call_s": 1.5, "grace_s": 4},
-        ),
+        ("--rdzv-conf 'join_timeout=9,close_timeout=3,last_call_timeout=1.5' --shutdown-timeout 4 p.py", {},
+         {"join_timeout_s": 9.0, "last_call_s": 1.5, "grace_s": 4}),
         ("--rdzv-backend etcd --rdzv-endpoint e:1 p.py", {}, {"max_nodes": 1}),  # one node meets nobody
     ],
-)
+)  # fmt: skip
 def test_it_reads_torchruns_line(words: str, environ: dict[str, str], expected: dict[str, Any]) -> None:
     options = parse(words.split(), environ)
     assert {name: getattr(options, name) for name in expected} == expected
@@ -102,9 +87,8 @@ def test_ranks_python_store_and_folder_are_those_of_torchrun(tmp_path: Path, mon
     cpus = len(os.sched_getaffinity(0))
     assert [request.count_procs(word, facts[0]) for word in ("auto", "gpu", "cpu", "7")] == [3, 3, cpus, 7]
     assert request.count_procs("auto", facts[1]) == cpus
-    places = [
-        request.store_place(parse([*w.split(), "p.py"], {})) for w in ("--master-port 7", "--rdzv-backend c10d", "")
-    ]
+    words = ("--master-port 7", "--rdzv-backend c10d", "")
+    places = [request.store_place(parse([*w.split(), "p.py"], {})) for w in words]
     assert [fixed for *_, fixed in places] == [True, False, False]  # else two jobs on one machine could not run
     monkeypatch.setenv("PYTHON_EXEC", "/opt/python")
     assert request.program_python() == "/opt/python"

@@ -186,7 +186,6 @@ GOOD = [document(events(rank), rank, 2, backend="nccl") for rank in (0, 1)]
 
 
 def places(value: Any, at: Path_ = ()) -> Iterator[Path_]:
-    """Where a value stands in a document, each place once."""
     if at:
         yield at
     for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():

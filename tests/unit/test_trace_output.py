@@ -99,9 +99,8 @@ def python(code: str, *words: object) -> str:
 
 def test_the_verb_does_not_load_rich(folder: Path, base: TraceReport) -> None:
     """Its import takes as long as reading a small trace."""
-    code = (
-        "import sys\nfrom allranks.cli.main import main\ntry: main()\nexcept SystemExit: print('rich' in sys.modules)"
-    )
+    code = "import sys\nfrom allranks.cli.main import main\n"
+    code += "try: main()\nexcept SystemExit: print('rich' in sys.modules)"
     shown = python(code, "trace", folder)
     assert shown.splitlines()[-1] == "False" and "Time by rank" in shown
 

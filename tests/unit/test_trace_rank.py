@@ -7,29 +7,14 @@ import pytest
 
 from allranks.analysis.trace import analyse
 from allranks.analysis.trace.records import RankReport, TraceReport
-from tests.unit.trace_builder import (
-    AUTOGRAD,
-    GLOO,
-    Event,
-    gloo,
-    kernel,
-    launch,
-    mark,
-    memory,
-    nccl,
-    op,
-    span,
-    step,
-    thread,
-    write,
-    write_ranks,
-)
+from tests.unit import trace_builder
+from tests.unit.trace_builder import AUTOGRAD, GLOO, Event, gloo, kernel, launch, mark, memory, nccl, op, span, step
 
-RUNLOOPS = [thread(tid, f"thread {tid} (pt_gloo_runloop)") for tid in (GLOO, GLOO + 1)]
+RUNLOOPS = [trace_builder.thread(tid, f"thread {tid} (pt_gloo_runloop)") for tid in (GLOO, GLOO + 1)]
 
 
 def report_of(tmp_path: Path, events: list[Event], **more: Any) -> TraceReport:
-    (report,) = analyse([write(tmp_path / "rank0.json", events, **more)])
+    (report,) = analyse([trace_builder.write(tmp_path / "rank0.json", events, **more)])
     return report
 
 
@@ -77,7 +62,7 @@ def test_a_step_lasts_until_its_kernels_have_run_but_not_into_the_next(tmp_path:
 def test_collectives_take_size_group_and_place_from_metadata_and_launch(tmp_path: Path) -> None:
     events = [
         step(4, 0, 1000),
-        thread(AUTOGRAD, "thread 101 (pt_autograd_0)"),
+        trace_builder.thread(AUTOGRAD, "thread 101 (pt_autograd_0)"),
         launch(1, 100, AUTOGRAD), nccl("_reduce_scatter_base", 110, 210, 0, 1, **{"In msg nelems": 4000, "Out msg nelems": 2000, "dtype": "BFloat16"}),
         mark("Optimizer.step#AdamW.step", 500, 700),
         launch(2, 600), nccl("_allgather_base", 610, 650, 1, 2, **{"In msg nelems": 2000, "Out msg nelems": 4000}),
@@ -236,7 +221,7 @@ def test_calls_of_communication_that_nothing_else_tells_of_are_said(tmp_path: Pa
 
 
 def run(folder: Path, *ranks: list[Event]) -> TraceReport:
-    (report,) = analyse([write_ranks(folder, *ranks, backend="nccl")], workers=1)
+    (report,) = analyse([trace_builder.write_ranks(folder, *ranks, backend="nccl")], workers=1)
     return report
 
 

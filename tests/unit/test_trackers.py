@@ -74,9 +74,7 @@ def test_no_tracker_delays_a_step_or_ends_the_run(tmp_path: Path, monkeypatch: p
     assert [one for one in mine if one != "succeeded"] == [[n, {"train/loss": 1 / n}] for n in range(1, 21)]
 
 
-def test_a_tracker_that_does_not_keep_up_is_dropped_while_the_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_that_does_not_keep_up_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers, "QUEUED", 5)
     before = time.monotonic()
     (said,) = observe([f"{__name__}:Slow"], tmp_path, range(1, 101))

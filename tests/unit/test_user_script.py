@@ -23,8 +23,7 @@ os._exit(0)
 
 def test_files_left_open_are_written_and_no_object_is_asked_for_anything(tmp_path: Path) -> None:
     """torch.distributed.reduce_op warns when it is asked for its class; others import modules."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-    )
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert (tmp_path / "left.txt").read_text() == "text"

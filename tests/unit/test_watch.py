@@ -47,11 +47,8 @@ def test_the_page_needs_the_token_and_the_name_of_this_machine(tmp_path: Path) -
             assert server.stdout is not None
             parts = urlsplit(server.stdout.readline().split()[-1])
             place = f"{parts.path}?{parts.query}"
-            for path, host, code in (
-                (place, parts.netloc, 200),
-                (place[:-1], parts.netloc, 403),
-                (place, "example.org:80", 403),
-            ):
+            asked = {(place, parts.netloc): 200, (place[:-1], parts.netloc): 403, (place, "example.org:80"): 403}
+            for (path, host), code in asked.items():
                 connection = HTTPConnection(parts.netloc, timeout=60)
                 connection.request("GET", path, headers={"Host": host})
                 answer = connection.getresponse()

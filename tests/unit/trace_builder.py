@@ -61,20 +61,15 @@ def gloo(kind: str, at: float, start: float, end: float, dims: list[Any], tid: A
     gathers = {"all_gather": "_allgather_base_", "reduce_scatter": "_reduce_scatter_base_"}
     call = gathers.get(kind, f"{kind.replace('_', '')}_")
     own, runs = dims[1] if len(dims) == 2 else dims[0][0], kind.replace("reduce_scatter", "all_reduce")
-    return [
-        op(f"c10d::{call}", at, at + 5, in_dims=dims, in_types=["float"] * len(dims)),
-        mark(f"gloo:{runs}", start, end, tid, in_dims=[own], in_types=["float"]),
-    ]
+    called = op(f"c10d::{call}", at, at + 5, in_dims=dims, in_types=["float"] * len(dims))
+    return [called, mark(f"gloo:{runs}", start, end, tid, in_dims=[own], in_types=["float"])]
 
 
 def thread(tid: Any, name: str) -> Event:
     return {"ph": "M", "name": "thread_name", "pid": PID, "tid": tid, "ts": 0, "args": {"name": name}}
 
 
-def document(
-    events: list[Event], rank: int | None = 0, world: int | None = 1, backend: str = "gloo", base: int = BASE
-) -> Event:
-    """A whole trace."""
+def document(events: list[Event], rank: Any = 0, world: Any = 1, backend: str = "gloo", base: int = BASE) -> Event:
     info: dict[str, Any] = {"backend": backend}
     if rank is not None:
         info["rank"] = rank
@@ -86,7 +81,6 @@ def document(
 
 
 def write(path: Path, events: list[Event], rank: int | None = 0, world: int | None = 1, **more: Any) -> Path:
-    """The trace as a file, compressed if its name says so."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(document(events, rank, world, **more)).encode()
     path.write_bytes(gzip.compress(text, 1) if path.suffix == ".gz" else text)
@@ -94,7 +88,6 @@ def write(path: Path, events: list[Event], rank: int | None = 0, world: int | No
 
 
 def write_ranks(folder: Path, *ranks: list[Event], **more: Any) -> Path:
-    """One file a rank."""
     for rank, events in enumerate(ranks):
         write(folder / f"rank{rank}.json.gz", events, rank, len(ranks), **more)
     return folder

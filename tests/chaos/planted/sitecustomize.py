@@ -73,10 +73,7 @@ class Finder(importlib.abc.MetaPathFinder):
 
 if os.environ.get("CHAOS") and "RANK" in os.environ:
     _attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    _mine = [
-        x
-        for x in json.loads(os.environ["CHAOS"])
-        if x["rank"] in (-1, int(os.environ["RANK"])) and x["attempt"] in (-1, _attempt)
-    ]
+    _rank, _all = int(os.environ["RANK"]), json.loads(os.environ["CHAOS"])
+    _mine = [x for x in _all if x["rank"] in (-1, _rank) and x["attempt"] in (-1, _attempt)]
     if _mine:
         sys.meta_path.insert(0, Finder(_mine))
