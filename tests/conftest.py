@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from allranks.nodes.probes.probe import build_locks
 from tests import usual
 from tests.forks import Forks
 from tests.warm import Warm
@@ -27,10 +28,10 @@ os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(REPO / ".venv" / "torch_extens
 
 
 def remove_build_locks() -> None:
-    """Remove the locks of builds of torch extensions that were killed."""
-    for pattern in ("*/lock", "*/*/lock"):
-        for lock in Path(os.environ["TORCH_EXTENSIONS_DIR"]).glob(pattern):
-            lock.unlink(missing_ok=True)
+    """Remove the locks of builds of torch extensions that were killed, not those of other sessions of tests."""
+    for lock in build_locks(os.environ["TORCH_EXTENSIONS_DIR"]):
+        if not lock["held"]:
+            Path(lock["path"]).unlink(missing_ok=True)
 
 
 remove_build_locks()

@@ -434,6 +434,7 @@ def fork_instead(
             _forget_allranks()
             if "-u" in args:
                 sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+            sys.orig_argv = words
             _customize()
             sys.argv = words[2:]
             try:

@@ -70,8 +70,8 @@ def distance(update: Weights, exact: Weights) -> float:
 
 
 def _trained(name: str, world: DistContext, tokens: Any, how: dict[str, Any], folder: Path) -> list[Weights]:
-    strategy, module = prepared(name, world, how, LR)
-    start = {n: p.detach().double() for n, p in module.named_parameters() if p.requires_grad}
+    strategy, _ = prepared(name, world, how, LR)
+    start = {n: w.double() for n, w in strategy.weights(trained_only=True).items()}
     warm_up(strategy, world, tokens, how)
     looks = _Looks(strategy, start, how["looks"])
     run_steps(name, strategy, world, tokens, how, folder, how["looks"][-1], lr=LR, watcher=looks)

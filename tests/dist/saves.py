@@ -388,7 +388,9 @@ def changed_bits(world: DistContext, args: dict[str, Any]) -> Any:
         Evaluator(world, module, tokens, pad_id=0, batch_size=4, classifier=False).run()  # weights are gathered
         nothing = said(lambda check=check: check.compare(2, with_state=True))
         state = shards.state_shards(strategy.state_ranges())[0].tensor
-        places = [strategy.weight_shards()[0].tensor, strategy.weight_shards()[-1].tensor, state]
+        buffers = {f"model/{name}" for name, _ in module.named_buffers()}
+        weights = [shard.tensor for shard in strategy.weight_shards() if shard.key not in buffers]
+        places = [weights[0], weights[-1], state]
         bits = [place.view(-1)[:1].view(torch.int32) for place in places]
         answers = []
         for bit in bits:

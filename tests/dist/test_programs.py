@@ -26,23 +26,23 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
     ),
     "SIGSEGV": (
         "import ctypes; ctypes.string_at(0)", "failed: ended by SIGSEGV: in FOLDER/nanogpt/train.py:290 in <module>",
-        "rank_died", "ended by a crash signal",
+        "rank_died", "ended by SIGSEGV",
     ),
     "SIGKILL": (
         "import signal; os.kill(os.getpid(), signal.SIGKILL)",
         "failed: ended by SIGKILL, but not by the kernel's out-of-memory killer",
-        "rank_died", "It was not the kernel for lack of memory",
+        "rank_died", "not by the kernel's out-of-memory killer",
     ),
     "endless loop": ("exec('while True: pass')", "stalled, it never joined", "collective_mismatch", "running"),
     "extra collective": (
         "torch.distributed.all_reduce(torch.ones(4))",
         "failed: ended by SIGABRT: the ranks are in different collectives",
-        "collective_mismatch", "The ranks are in different collectives",
+        "collective_mismatch", "the ranks are in different collectives",
     ),
     "memory limit of the process": (
         f"import resource; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)); {HOG % (1 << 26)}",
         "failed: RuntimeError: [enforce fail at alloc_cpu.cpp",
-        "host_oom", "An allocation of host memory was refused",
+        "host_oom", "can't allocate memory",
     ),
 }  # fmt: skip
 
@@ -116,4 +116,4 @@ def test_lack_of_host_memory_is_told_from_a_kill(tmp_path: Path, cgroup: Path) -
     done, _, (first, *_) = end_of(tmp_path, "nanogpt", fault)
     assert "ended by SIGKILL, and the kernel's out-of-memory killer has ended a process" in done.stderr
     assert (first["id"], first["rank"]) == ("host_oom", 1)
-    assert "had counted an out-of-memory kill" in first["cause"]
+    assert "out-of-memory killer has ended a process" in first["cause"]

@@ -66,7 +66,7 @@ def test_a_planted_fault_turns_its_criterion_red(plant: str, tmp_path: Path) -> 
     code, found = smoke(tmp_path, name, *more, plant=plant)
     (test,) = found["tests"]
     red = [c for c in test["criteria"] if c["state"] == "failed"]
-    assert code == 1 and test["status"] == "failed"
+    assert code == 1 and test["status"] == "failed", test
     assert [c["key"] for c in red] == [key], test
     assert red[0]["measured"] != red[0]["threshold"]
 

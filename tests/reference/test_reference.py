@@ -160,7 +160,7 @@ def test_a_run_that_was_killed_and_resumed(tmp_path: Path) -> None:
     changes = {"train": {"max_steps": 30, "warmup_steps": 6}, "checkpoint": {"mode": "full", "every": 3}}
     spec = make_spec(tmp_path, "mistral", 2, **changes)
     whole = command.run(tmp_path, spec)
-    parts_spec = {**spec, "name": "parts"}
+    parts_spec = {**spec, "name": "parts", "cluster": {**spec["cluster"], "restarts": {"max": 0}}}
     process = command.start(tmp_path, parts_spec)
     try:
         deadline = time.monotonic() + 120

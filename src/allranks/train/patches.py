@@ -11,8 +11,8 @@ versions in `VERIFIED`:
   autocast (torch has hooks before and after a forward pass, and none around it); ``trainer.DEFAULT_CALLBACKS``, in a
   user's own program.
 - lightning: ``Trainer.__init__``, in a user's own program (its public hook for callbacks is a package's entry point,
-which
-  would be active in all programs of the environment).
+  which would be active in all programs of the environment).
+- accelerate: ``utils.other.is_deepspeed_available`` (``save_pretrained`` imports DeepSpeed to look for its engine).
 - peft: the forward of LoRA's Linear and ParamWrapper (PEFT registers custom layers only by a private method of its
   config).
 
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -47,6 +48,13 @@ def replace_work_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
     original = dist.Work.wait
     dist.Work.wait = wait  # pyright: ignore[reportAttributeAccessIssue]
     return original
+
+
+def import_no_deepspeed_to_save() -> None:
+    """Have ``save_pretrained`` look for DeepSpeed's engine only where DeepSpeed was imported: it takes 2 s and 60 MiB."""
+    other = importlib.import_module("accelerate.utils.other")
+    original = other.is_deepspeed_available
+    other.is_deepspeed_available = lambda: "deepspeed" in sys.modules and original()
 
 
 def let_collectives_end(c10d: Any) -> None:

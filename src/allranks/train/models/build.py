@@ -38,6 +38,7 @@ from allranks.train.models.weight_sources import (
     dtypes_of,
     remember_rules,
 )
+from allranks.train.patches import import_no_deepspeed_to_save
 from allranks.utils.safetensors_files import PATTERNS, stored_tensors
 from allranks.utils.text import did_you_mean
 
@@ -54,6 +55,7 @@ def open_config(world: DistContext, make: Make, built: Callable[[Any], None]) ->
     """
     if world.rank == READER:
         model = make()
+        import_no_deepspeed_to_save()
         built(model)
         source = ModelSource(model)
         unmaterialize(model, world.device)
