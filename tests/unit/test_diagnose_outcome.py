@@ -72,9 +72,12 @@ def test_the_outcome_of_a_run_is_its_diagnosis(tmp_path: Path, message: str, log
 
 
 def test_a_rank_that_left_early_is_called_so_whatever_the_order_of_the_ends_in_the_records(tmp_path: Path) -> None:
-    end = "ended with exit code 0 while other ranks were still running; rank 0 then failed with RuntimeError"
-    (found,) = diagnose([run_folder(tmp_path, f"rank 1 on n2 failed: {end}", "")]).findings
-    assert (found.title, found.rank) == ("a rank left early with exit code 0", 1)
+    while_others = "while other ranks were still running; rank 0 then failed with RuntimeError"
+    for n, when in enumerate((while_others, "before it had finished its work")):
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        (found,) = diagnose([run_folder(folder, f"rank 1 on n2 failed: ended with exit code 0 {when}", "")]).findings
+        assert (found.title, found.rank) == ("a rank left early with exit code 0", 1), when
 
 
 def test_a_log_may_say_more_than_the_outcome_and_that_of_an_earlier_attempt_is_not_used(tmp_path: Path) -> None:

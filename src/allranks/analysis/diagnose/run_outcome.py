@@ -139,7 +139,7 @@ def _title_and_fix(name: str, message: str) -> tuple[str, str] | None:
     """Return title and fix for what the sentence says beyond its class; None if that is nothing."""
     if message.startswith("hang: rank") and is_outside(message):
         return OUTSIDE
-    if "ended with exit code 0 while other ranks were still running" in message:
+    if "ended with exit code 0 " in message:  # while others ran, or before it had finished
         return LEFT_EARLY
     return KILLED if name == "rank_died" and "ended by SIGKILL" in message else None
 
