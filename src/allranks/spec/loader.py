@@ -445,7 +445,7 @@ def _check_together(spec: RunSpec, where: str) -> None:
     problems = _content_problems(spec)
     for first, second in (("max_steps", "epochs"), ("grad_accum", "global_batch_size")):
         if getattr(spec.train, first) is not None and getattr(spec.train, second) is not None:
-            problems.append(f"train.{first} and train.{second} are both set; set only one")
+            problems.append(f"train.{first} and train.{second} are both set; set only one (--set train.{second}=null)")
     for rules in (
         adapter_problems,
         mlp_problems,
