@@ -34,6 +34,6 @@ def run(
 
 
 __all__ = [
-    "CheckpointError", "NullObserver", "RunResult", "SpecError", "cancel", "checkpoint", "create", "launch", "load_spec",
-    "local_agents", "plan", "prepare", "resume", "run", "running",
+    "CheckpointError", "NullObserver", "RunResult", "SpecError", "cancel", "checkpoint", "create", "launch",
+    "load_spec", "local_agents", "plan", "prepare", "resume", "run", "running",
 ]  # fmt: skip

@@ -6,8 +6,8 @@ import math
 import pytest
 
 from allranks.nodes.network.facts import facts_of_nodes
-from allranks.nodes.preflight import link_tests
-from allranks.nodes.preflight.link_tests import CollectiveTime, compare_with_hardware, slow_node, slow_pairs
+from allranks.nodes.preflight import link_bandwidth
+from allranks.nodes.preflight.link_bandwidth import CollectiveTime, compare_with_hardware, slow_node, slow_pairs
 from allranks.nodes.probes.links_probe import rounds_of, tournament
 from allranks.nodes.records import Interface, Probe
 from allranks.planning.network_policy import ExpectedNetwork, NetworkPolicy, NodeNetworkPolicy
@@ -44,22 +44,22 @@ def test_rounds_between_nodes_use_each_node_once() -> None:
     assert len(within) == nodes * math.comb(procs, 2)
 
 
-def pair(a: int, b: int, seconds: float, *hosts: str) -> link_tests.RankPair:
+def pair(a: int, b: int, seconds: float, *hosts: str) -> link_bandwidth.RankPair:
     """Two ranks, each on a node of its own unless hosts are given."""
     first, second = hosts or (f"n{a}", f"n{b}")
     times = {"copy_s": seconds, "latency_s": 1e-4, "all_reduce_s": 2 * seconds}
-    return link_tests.RankPair(a=a, b=b, host_a=first, host_b=second, **times)
+    return link_bandwidth.RankPair(a=a, b=b, host_a=first, host_b=second, **times)
 
 
 def test_the_slow_pair_and_the_slow_node_are_named() -> None:
     alike = [pair(1, 2, 0.010), pair(1, 3, 0.011), pair(2, 3, 0.012)]
-    assert slow_pairs(alike) == [] and link_tests.slow_pair_summary(alike) == "no pair is slower than the others"
+    assert slow_pairs(alike) == [] and link_bandwidth.slow_pair_summary(alike) == "no pair is slower than the others"
     node = [pair(1, 2, 0.3), pair(1, 3, 0.011), pair(2, 3, 0.4)]
     assert slow_node(node, slow_pairs(node)) == "n2"
-    assert link_tests.slow_pair_summary(node).startswith("n2 is slow to all other nodes")
+    assert link_bandwidth.slow_pair_summary(node).startswith("n2 is slow to all other nodes")
     one = [*alike[:2], pair(2, 3, 0.2)]
     assert slow_node(one, slow_pairs(one)) is None
-    assert "this pair is slow: n2:2 - n3:3" in link_tests.slow_pair_summary(one)
+    assert "this pair is slow: n2:2 - n3:3" in link_bandwidth.slow_pair_summary(one)
     some = [*alike, pair(1, 4, 0.3), pair(2, 4, 0.2), pair(3, 4, 0.01)]
     assert slow_node(some, slow_pairs(some)) is None, "n4 is well with n3"
     assert slow_pairs([pair(1, 2, 1.0)]) == []
@@ -91,10 +91,10 @@ def gpu_node(n: int, name: str = "NVIDIA H100 80GB HBM3", topology: str = TOPOLO
     )  # fmt: skip
 
 
-def limit_of(*probes: Probe, transport: str = "InfiniBand") -> link_tests.HardwareLimit | None:
+def limit_of(*probes: Probe, transport: str = "InfiniBand") -> link_bandwidth.HardwareLimit | None:
     expected = ExpectedNetwork(transport=transport)
     nodes = [NodeNetworkPolicy(host=p.host, environment=[], expected=expected) for p in probes]
-    return link_tests.hardware_limit(probes, facts_of_nodes(probes, None), NetworkPolicy(nodes=nodes), 2)
+    return link_bandwidth.hardware_limit(probes, facts_of_nodes(probes, None), NetworkPolicy(nodes=nodes), 2)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def sweep_of(bytes_per_s: float, size: int = 64 * MIB) -> list[CollectiveTime]:
 
 
 def test_the_largest_all_reduce_is_compared_with_the_hardware() -> None:
-    limit = link_tests.HardwareLimit(bytes_per_s=450e9, what="18 links")
+    limit = link_bandwidth.HardwareLimit(bytes_per_s=450e9, what="18 links")
     well = compare_with_hardware(sweep_of(380e9), limit)
     assert "64.0 MiB by 2 ranks: bus bandwidth 380.00 GB/s, 84% of 450.00 GB/s (18 links)" in well
     assert "far below" not in well and "far below" in compare_with_hardware(sweep_of(20e9), limit)

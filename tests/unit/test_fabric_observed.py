@@ -14,7 +14,7 @@ import msgspec
 import psutil
 import pytest
 
-from allranks.nodes.network import copy_tests, traffic
+from allranks.nodes.network import traffic
 from allranks.nodes.probes.links_probe import supervise
 from allranks.nodes.records import Probe
 from allranks.planning import network_policy
@@ -180,18 +180,18 @@ def test_copy_tests_are_kept_for_the_same_gpus_and_driver(tmp_path: Path) -> Non
         return probe(1, gpus=[{"name": name, "driver": driver}] * 2)
 
     node = gpus("L4", "550")
-    assert copy_tests.load_copy_tests(tmp_path, [node]) == {}
-    copy_tests.save_copy_test(tmp_path, node, ["GPU0-GPU1"], 2)
-    assert copy_tests.load_copy_tests(tmp_path, [node, probe(2)]) == {"n1": ["GPU0-GPU1"]}
+    assert copy_results.load_copy_tests(tmp_path, [node]) == {}
+    copy_results.save_copy_test(tmp_path, node, ["GPU0-GPU1"], 2)
+    assert copy_results.load_copy_tests(tmp_path, [node, probe(2)]) == {"n1": ["GPU0-GPU1"]}
     for changed in (gpus("L4", "560"), gpus("L40", "550")):
-        assert copy_tests.load_copy_tests(tmp_path, [changed]) == {}
-    copy_tests.save_copy_test(tmp_path, probe(2), [], 0)
-    assert "n2" not in copy_tests.load_copy_tests(tmp_path, [probe(2)]), "nothing was tested"
-    path = tmp_path / copy_tests.COPY_TESTS_FOLDER / "n1.json"
+        assert copy_results.load_copy_tests(tmp_path, [changed]) == {}
+    copy_results.save_copy_test(tmp_path, probe(2), [], 0)
+    assert "n2" not in copy_results.load_copy_tests(tmp_path, [probe(2)]), "nothing was tested"
+    path = tmp_path / copy_results.COPY_TESTS_FOLDER / "n1.json"
     old = json.loads(path.read_text())
-    for text in (json.dumps({**old, "time": old["time"] - 2 * copy_tests.COPY_TEST_VALID_S}), "damaged"):
+    for text in (json.dumps({**old, "time": old["time"] - 2 * copy_results.COPY_TEST_VALID_S}), "damaged"):
         path.write_text(text)
-        assert copy_tests.load_copy_tests(tmp_path, [node]) == {}
+        assert copy_results.load_copy_tests(tmp_path, [node]) == {}
 
 
 CHILD = """

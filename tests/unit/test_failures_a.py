@@ -51,7 +51,7 @@ def test_a_subset_is_drawn_by_the_datas_seed(rows: Path, tmp_path: Path) -> None
         sections = {"data": {"subset": 20, "eval_fraction": 0, "max_length": 512, **data}, "train": {"seed": train}}
         spec = parse_spec(tiny_spec(rows, tmp_path, **sections))
         found = prepare(spec, tmp_path / "cache", classifier=False, log=print)
-        assert (found.how, found.held_out) == (how, None)
+        assert (found.origin, found.held_out) == (how, None)
         ends = zip(found.train.offsets[:-1], found.train.offsets[1:], strict=True)
         return sorted(found.tokenizer.decode(found.train.ids[a:b]) for a, b in ends)
 

@@ -1,4 +1,3 @@
-# ruff: noqa: E501 - a row of the table is a line
 """Mistakes that are known before anything is started, and are refused then, without a run folder."""
 
 import http.server

@@ -112,7 +112,7 @@ def test_a_users_own_program_is_part_of_the_project() -> None:
 
 def test_the_launcher_settles_a_draw_of_two_nodes() -> None:
     two = survey(node(1), in_folder(node(2), "data", fingerprint=OTHER))
-    assert list(failures(replace(two, here={"data": FolderFacts(fingerprint=OTHER)}))) == ["n1.data"]
+    assert list(failures(replace(two, own_folders={"data": FolderFacts(fingerprint=OTHER)}))) == ["n1.data"]
     assert list(failures(two)) == ["n2.data"]
 
 

@@ -21,7 +21,7 @@ import pytest
 from allranks.errors import RunFailed
 from allranks.nodes.network.choose import ChosenNetwork
 from allranks.nodes.network.links import NodeLinks, faulty_nodes, judge_links, sampled_links
-from allranks.nodes.preflight import link_tests, runner
+from allranks.nodes.preflight import link_bandwidth, runner
 from allranks.nodes.preflight.requirements import node_requirements, write_nonces
 from allranks.nodes.probes import connectivity_probe, probe
 from allranks.nodes.records import NodeRequirements, Probe, RequiredFolder
@@ -436,7 +436,7 @@ def test_collectives_and_staging_hold_10000_nodes(input_file: Path) -> None:
     found = runner.PreflightResult(reports=[], probes=probes, network=None, port=21000, probe_s=0, reach_s=0)
     plan = make_plan(RunSpec(), machine_facts())
     with pytest.raises(RunFailed, match="gave no results"):
-        link_tests.measure_collectives(runner.TargetNodes(hosts=HOSTS), found, plan, 1, NetworkPolicy(nodes=[]))
+        link_bandwidth.measure_collectives(runner.TargetNodes(hosts=HOSTS), found, plan, 1, NetworkPolicy(nodes=[]))
     assert json.loads(input_file.read_text())["hosts"] == HOSTS
     step = StagingStep(Allocation(job_id="1", nodes=tuple(HOSTS)), HOSTS, ["python3"], {"verb": "ask"})
     with step, pytest.raises(RunFailed, match="did not answer"):

@@ -20,12 +20,13 @@ from allranks.lab.cluster import config_files, processes, requirements
 from allranks.lab.cluster.faults import bits_per_s
 from allranks.lab.cluster.plan import BoxOptions, BoxPaths, BoxPlan, HiddenFolder, Machine, make_box_plan
 from allranks.lab.cluster.processes import check_output, last_lines, run_command
+from allranks.nodes.slurm import endpoints
 
 
 @pytest.fixture(autouse=True)
 def empty_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setattr(boxes, "state_root", lambda: tmp_path / "state")
-    monkeypatch.delenv(boxes.NAME_VARIABLE, raising=False)
+    monkeypatch.setattr(endpoints, "state_root", lambda: tmp_path / "state")
+    monkeypatch.delenv(endpoints.NAME_VARIABLE, raising=False)
     yield tmp_path / "state"
 
 

@@ -19,15 +19,8 @@ from allranks.utils.text import finite_float, finite_int
 
 Events = list[dict[str, Any]]
 KINDS: tuple[str, ...] = (
-    "productive",
-    "repeated",
-    "startup",
-    "evaluation",
-    "checkpoint",
-    "detection",
-    "restart",
-    "other",
-)
+    "productive", "repeated", "startup", "evaluation", "checkpoint", "detection", "restart", "other",
+)  # fmt: skip
 """Parts of the wall time, in the order in which they are shown; ``other`` is what the others leave."""
 _KIND_OF_PHASE = {
     **dict.fromkeys(("prepare", "build", "prove"), "startup"),

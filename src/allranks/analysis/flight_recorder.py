@@ -32,14 +32,8 @@ MAX_SIZES = 64  # limit of tensors per call, and of dimensions per tensor
 _RANK = re.compile(r"(\d{1,9})(?:\.\w+)?$")
 HEAD = 1 << 16  # bytes needed to recognise a dump
 DAMAGE = (
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    RecursionError,
-    pickle.UnpicklingError,
-    msgspec.DecodeError,
-)
+    ValueError, LookupError, TypeError, AttributeError, RecursionError, pickle.UnpicklingError, msgspec.DecodeError,
+)  # fmt: skip
 _OPCODES = """
 PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 LONG4 INT LONG BINFLOAT FLOAT BINUNICODE
 SHORT_BINUNICODE BINUNICODE8 UNICODE BINSTRING SHORT_BINSTRING BINBYTES SHORT_BINBYTES GLOBAL STACK_GLOBAL REDUCE POP

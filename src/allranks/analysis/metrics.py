@@ -24,7 +24,7 @@ PEAK_FLOPS = {
     "NVIDIA A10G": 70e12,
     "NVIDIA A30": 165e12,
     "NVIDIA A40": 149.7e12,
-    **dict.fromkeys(("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB", "NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe"), 312e12),
+    **{f"NVIDIA A100{form}": 312e12 for form in ("-SXM4-40GB", "-SXM4-80GB", "-PCIE-40GB", " 80GB PCIe")},
     **dict.fromkeys(("NVIDIA A800-SXM4-80GB", "NVIDIA A800 80GB PCIe"), 312e12),
     "NVIDIA RTX A6000": 154.8e12,
     "NVIDIA RTX 6000 Ada Generation": 364.2e12,
@@ -41,7 +41,7 @@ PEAK_FLOPS = {
     **dict.fromkeys(("NVIDIA B200", "NVIDIA B300", "NVIDIA B300 SXM6 AC"), 2250e12),
     **dict.fromkeys(("NVIDIA GB200", "NVIDIA GB300"), 2500e12),
     "AMD Instinct MI210": 181e12,
-    **dict.fromkeys(("AMD Instinct MI300X", "AMD Instinct MI300X OAM", "AMD Instinct MI325X", "AMD Instinct MI325X OAM"), 1307.4e12),
+    **{f"AMD Instinct {model}": 1307.4e12 for model in ("MI300X", "MI300X OAM", "MI325X", "MI325X OAM")},
 }  # fmt: skip
 NOT_OF_PROGRAMS = ("strategy", "use_lora", "dtype", "gradient_checkpointing", "eval_s", "checkpoint_s")
 
@@ -217,7 +217,11 @@ def summarize(run_name: str, spec: RunSpec, plan: LaunchPlan, ranks: dict[int, E
         "sync_proof": {k: proof[k] for k in ("world_size", "weights_equal", "data_disjoint")} if proof else None,
         "warnings": run_warnings(plan, ranks),
     }
-    return metrics if spec.script is None else {**metrics, **_unknown_of_program(steps)}
+    if spec.script is None:
+        return metrics
+    # plan and events determine these of a training, but not of a user's own program
+    counts = () if steps.get(0) else ("steps", "tokens_real", "tokens_trained", "tokens_padded")
+    return {**metrics, **dict.fromkeys((*NOT_OF_PROGRAMS, *counts))}
 
 
 def run_warnings(plan: LaunchPlan, ranks: dict[int, Events]) -> list[str]:
@@ -230,12 +234,6 @@ def run_warnings(plan: LaunchPlan, ranks: dict[int, Events]) -> list[str]:
             elif rank == 0 and event["event"] == "data":
                 texts += map(format_value, as_list(event.get("warnings")))
     return list(dict.fromkeys(map(sanitize, texts)))
-
-
-def _unknown_of_program(steps: dict[int, Events]) -> dict[str, Any]:
-    """Return None for values that plan and events determine for a training but not for a user's own program."""
-    counts = () if steps.get(0) else ("steps", "tokens_real", "tokens_trained", "tokens_padded")
-    return dict.fromkeys((*NOT_OF_PROGRAMS, *counts))
 
 
 def best_evaluation(story: Events) -> dict[str, Any]:
@@ -299,7 +297,7 @@ def _after_warm_up(steps: Events) -> Events:
 
 
 def attention_of(story: Events) -> dict[str, Any] | None:
-    """Return how ``model.attention: auto`` chose a kernel: ``chosen``, ``shape``, ``tried`` of the event; None without."""
+    """Return how ``model.attention: auto`` chose a kernel: ``chosen``, ``shape``, ``tried``; None without the event."""
     event = next((e for e in story if e["event"] == "attention"), None)
     return {key: event.get(key) for key in ("chosen", "shape", "tried")} if event else None
 

@@ -66,7 +66,7 @@ def report_lines(text: str) -> list[tuple[int, list[str]]]:
 
 def _read_text(lines: list[str], first: int) -> list[RasFinding]:
     sizes: dict[str | None, int] = {}
-    found: list[RasFinding] = []
+    findings: list[RasFinding] = []
     for number, line in enumerate(lines):
         if row := _ROW.fullmatch(line):
             sizes[row[1]] = int(row[2])
@@ -76,8 +76,8 @@ def _read_text(lines: list[str], first: int) -> list[RasFinding]:
             largest = size == max(sizes.values(), default=-1)
             of = f" of communicator {block[2]}" if block[2] else ""
             parts = _read_block(block[3], lines[number + 1 : end], size, of)
-            found += [structs.replace(part, largest=largest, line=first + number) for part in parts]
-    return found
+            findings += [structs.replace(part, largest=largest, line=first + number) for part in parts]
+    return findings
 
 
 def _read_block(kind: str, body: list[str], size: int, of: str) -> list[RasFinding]:
@@ -96,7 +96,7 @@ def _read_block(kind: str, body: list[str], size: int, of: str) -> list[RasFindi
             many, ranks = counts.get(latest, (0, []))
             counts[latest] = many + bool(match["own"]), [*ranks, named[-1]]
     if kind == "MISMATCH":
-        return [found for operation, counts in operations.items() for found in _compare(operation, counts, size, of)]
+        return [part for operation, counts in operations.items() for part in _compare(operation, counts, size, of)]
     text = f"{body[0].strip() if body else kind}{of}{_names(named)}"
     return [RasFinding(kind="dead" if kind == "DEAD" else "missing", ranks=named, text=text)]
 

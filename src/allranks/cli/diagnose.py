@@ -74,7 +74,7 @@ def failures_command(name: str | None, as_json: bool) -> int:
     from allranks.analysis.diagnose.catalogue import CATALOGUE
     from allranks.analysis.diagnose.known_failures import KNOWN_FAILURES
 
-    entries = [_class_entry(e) for e in CATALOGUE.values()]
+    entries = [{key: getattr(entry, key) for key in ("id", "title", *CLASS_FIELDS)} for entry in CATALOGUE.values()]
     rows = [{**msgspec.to_builtins(f), "page": f.page, "tests": []} for f in KNOWN_FAILURES]  # the page names its tests
     if name is not None:
         entries = [e for e in entries if e["id"] == name]
@@ -94,10 +94,6 @@ def failures_command(name: str | None, as_json: bool) -> int:
     else:
         _print_tables(entries, rows)
     return EXIT_OK
-
-
-def _class_entry(entry: Any) -> dict[str, str]:
-    return {name: getattr(entry, name) for name in ("id", "title", *CLASS_FIELDS)}
 
 
 def _print_details(entries: list[dict[str, str]], rows: list[dict[str, Any]]) -> None:

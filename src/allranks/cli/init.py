@@ -184,7 +184,8 @@ def init_command(output: Path, yes: bool, force: bool, as_json: bool, from_file:
 FROM_OPTIONS = {
     "model": "model.name", "data": "data.source", "template": "data.template", "machine": "cluster.launcher",
     "strategy": "strategy.name", "name": "name", "nodes": "cluster.nodes", "procs_per_node": "cluster.procs_per_node",
-    "hosts": "cluster.hosts", **{key: f"cluster.slurm.{key}" for key in ("partition", "gpus_per_node", "time", "account")},
+    "hosts": "cluster.hosts",
+    **{key: f"cluster.slurm.{key}" for key in ("partition", "gpus_per_node", "time", "account")},
 }  # fmt: skip
 """The key that each option sets beside ``--from``."""
 

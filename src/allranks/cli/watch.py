@@ -207,19 +207,10 @@ def _rank_table(state: LiveState, *, running: bool) -> RenderableType:
     ranks = sorted(state.ranks.items())
     for rank, one in ranks[:SHOWN_RANKS]:
         silent = f"{format_duration(max(time.time() - one.seen, 0))} ago" if running and one.seen else NO_VALUE
-        rows.append(
-            [
-                str(rank),
-                one.host,
-                one.phase,
-                NO_VALUE if one.step is None else str(one.step),
-                format_duration(one.step_time_s),
-                format_rate(one.tokens_per_s),
-                format_bytes(one.memory_bytes),
-                format_bytes(one.peak_bytes),
-                silent,
-            ]
-        )
+        at = [one.host, one.phase, NO_VALUE if one.step is None else str(one.step)]
+        speed = [format_duration(one.step_time_s), format_rate(one.tokens_per_s)]
+        memory = [format_bytes(one.memory_bytes), format_bytes(one.peak_bytes)]
+        rows.append([str(rank), *at, *speed, *memory, silent])
     more = f"{len(ranks) - SHOWN_RANKS} more ranks are not shown" if len(ranks) > SHOWN_RANKS else None
     table, _ = fitted_table(columns, rows, shutil.get_terminal_size().columns, caption=more, caption_justify="left")
     return table

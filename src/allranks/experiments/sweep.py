@@ -233,7 +233,7 @@ def open_sweep(folder: Path) -> Sweep:
 
 def results_of(sweep: Sweep) -> list[PointResult]:
     """Return what became of each point so far, in the order of the points."""
-    by_name = {_point_name(run): run for run in list_runs(sweep.folder)}
+    by_name = {run.name.partition("-")[0]: run for run in list_runs(sweep.folder)}
     return [_result(sweep, point, by_name.get(point.name)) for point in sweep.points]
 
 
@@ -250,10 +250,6 @@ def ranked(results: Sequence[PointResult]) -> tuple[str, list[PointResult]]:
         return (result.status != "succeeded" or value is None, math.inf if value is None else value)
 
     return key, sorted(results, key=order)
-
-
-def _point_name(run: RunDir) -> str:
-    return run.name.partition("-")[0]
 
 
 def _result(sweep: Sweep, point: SweepPoint, run: RunDir | None) -> PointResult:
@@ -388,12 +384,8 @@ class DivergenceWatch:
         self._view.event(event)
         if event.get("event") == "error" and event.get("type") == "NonFiniteLoss":  # it ends by itself
             self.reason = self.reason or str(event.get("message")).partition(". ")[0]
-        if (
-            event.get("event") not in ("step", "progress")
-            or event.get("rank") != 0
-            or "loss" not in event
-            or self.reason
-        ):
+        reported = event.get("event") in ("step", "progress") and event.get("rank") == 0 and "loss" in event
+        if not reported or self.reason:
             return
         step, loss = event.get("step"), finite_float(event["loss"])
         if loss is None:

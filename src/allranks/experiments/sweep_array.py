@@ -75,8 +75,8 @@ def _require_equal_allocations(sweep: Sweep, base: preview.PreparedRun, folder: 
         other = preview.prepare(folder.root / SPEC, [*sweep.sets, *point.sets])
         if sbatch_options(other.spec, other.plan, folder) != options:
             raise RequestError(
-                f"point {point.name} ({' '.join(point.sets)}) needs another allocation than the spec, and the tasks of a "
-                "Slurm array have the same one; run one sweep for each"
+                f"point {point.name} ({' '.join(point.sets)}) needs another allocation than the spec, and the tasks "
+                "of a Slurm array have the same one; run one sweep for each"
             )
 
 

@@ -23,17 +23,9 @@ import msgspec
 import psutil
 
 from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK
+from allranks.launch import channel_protocol as protocol
 from allranks.launch import rank_processes as processes
 from allranks.launch.channel import ChannelClient
-from allranks.launch.channel_protocol import (
-    CHANNEL_VARIABLE,
-    ENDED,
-    LAUNCHER_PID_VARIABLE,
-    RUNNING,
-    AgentReport,
-    Endpoint,
-    StartOrder,
-)
 from allranks.launch.monitor import evidence
 from allranks.launch.monitor.evidence import EvidenceCollector, ras_address
 from allranks.launch.monitor.hang_watch import HangMonitor, ScriptSilence, WatchedNode
@@ -83,7 +75,7 @@ def main() -> None:
     parser.add_argument("--telemetry-s", type=float, default=1.0)
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    run, by_hand = RunDir(args.run), CHANNEL_VARIABLE not in os.environ
+    run, by_hand = RunDir(args.run), protocol.CHANNEL_VARIABLE not in os.environ
     agent = Agent(run, load_plan(run), args.attempt, args.node, args.telemetry_s)
     code = agent.run()
     if not agent.delivered and not by_hand and run.driver.exists():
@@ -152,9 +144,11 @@ class Agent:
         self.delivered = True
         """Whether the driver has received the final report."""
         self._torchrun = processes.take_torchrun_settings()
-        self._started_by_launcher = CHANNEL_VARIABLE in os.environ
+        self._started_by_launcher = protocol.CHANNEL_VARIABLE in os.environ
         self._endpoint = _endpoint(run, attempt)
-        self._report = AgentReport(node=node, host=self._names[0] or self._host, machine=self._host, pid=os.getpid())
+        self._report = protocol.AgentReport(
+            node=node, host=self._names[0] or self._host, machine=self._host, pid=os.getpid()
+        )
         self._channel = ChannelClient(self._endpoint, self._report)
         self._stores: list[FileStoreFolder | TcpStoreServer] = []
         self._reason = self._refused = ""
@@ -176,7 +170,7 @@ class Agent:
         """Run the ranks and return the exit code: 0 if every rank succeeded."""
         if self._started_by_launcher:
             # A launcher that is killed: the ranks stop as at every other stop.
-            launcher = os.environ.pop(LAUNCHER_PID_VARIABLE, "")
+            launcher = os.environ.pop(protocol.LAUNCHER_PID_VARIABLE, "")
             end_with_parent(parent=int(launcher) if launcher.isdigit() else None)
         telemetry = TelemetrySampler(self._run.telemetry_of(self._host), self._telemetry_s, self._host, self._run.root)
         if self._telemetry_s:
@@ -188,6 +182,7 @@ class Agent:
                 self._start_ranks(start)
                 self._supervise()
         finally:
+            # whatever has failed above: ranks without an agent would hold their GPUs
             self._ranks.kill()
             for store in self._stores:
                 store.close()
@@ -238,7 +233,7 @@ class Agent:
         self._stores.append(server)
         self._publish(store=(address, server.port))
 
-    def _await_start(self) -> StartOrder | None:
+    def _await_start(self) -> protocol.StartOrder | None:
         """Return the rendezvous once all nodes have joined and are fit; None if no rank is to be started."""
         answers: ProbeAnswers | None = None
         while not self._refused:
@@ -282,7 +277,7 @@ class Agent:
         keep_s = self._endpoint.keep_s
         return keep_s is not None and self._channel.ever_connected and silent_s > keep_s
 
-    def _start_ranks(self, start: StartOrder) -> None:
+    def _start_ranks(self, start: protocol.StartOrder) -> None:
         nodes, world = self._plan.nodes, self._plan.world_size
         mine = nodes[self._node].ranks
         own = self._torchrun
@@ -303,14 +298,14 @@ class Agent:
         self._ranks.start([*command, "allranks.launch.rank", str(self._run.root), str(self._attempt)], environments)
         if self._guard:
             self._guard.watch(self._ranks.pids)
-        self._publish(state=RUNNING)
+        self._publish(state=protocol.RUNNING)
         if self._watch:
             self._watch.start()
         if self._log_progress:
             self._log_progress.start()
         threading.Thread(target=self._watch_connections, name="connections", daemon=True).start()
 
-    def _store_environment(self, start: StartOrder) -> dict[str, str]:
+    def _store_environment(self, start: protocol.StartOrder) -> dict[str, str]:
         if not self._plan.needs_store:
             place = FileStoreFolder()
             self._stores.append(place)
@@ -397,7 +392,7 @@ class Agent:
     def _finish(self) -> int:
         """Write the record of this node and report the end."""
         good = [end for end in self._report.ends if end.succeeded]
-        self._publish(state=ENDED, refused=self._refused, reason=self._reason)
+        self._publish(state=protocol.ENDED, refused=self._refused, reason=self._reason)
         self._write_exit()
         if self._refused:
             logging.error(self._refused)
@@ -438,8 +433,10 @@ class Agent:
                 os.environ.setdefault(item.name, item.value)
         if self._meeting is not None:
             interface = self._meeting.places[self._node].interface or interface_towards(self._meeting.address)
+            # by itself Gloo takes the address of the host's name, which may be in another network, or loopback
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
             if self._plan.device == "cuda":
+                # without the =, NCCL takes the name for a prefix: eth1 is eth10, too
                 os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
 
     @property
@@ -511,17 +508,17 @@ class Agent:
         self._hung = True
 
 
-def _endpoint(run: RunDir, attempt: int) -> Endpoint:
+def _endpoint(run: RunDir, attempt: int) -> protocol.Endpoint:
     """Return where the driver listens: from the environment, or (hand-started agents) from the run folder."""
-    text = os.environ.pop(CHANNEL_VARIABLE, "")
+    text = os.environ.pop(protocol.CHANNEL_VARIABLE, "")
     if text:
-        return msgspec.json.decode(text, type=Endpoint)
+        return msgspec.json.decode(text, type=protocol.Endpoint)
     endpoint = read_json(run.channel(attempt))
     if endpoint is None:
         sys.exit(
             f"allranks: attempt {attempt} of {run.root} is not running: {run.channel(attempt)} is missing or unreadable"
         )
-    return msgspec.convert(endpoint, Endpoint)
+    return msgspec.convert(endpoint, protocol.Endpoint)
 
 
 if __name__ == "__main__":

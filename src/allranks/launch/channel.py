@@ -23,31 +23,7 @@ from typing import Protocol
 import msgspec
 
 from allranks.errors import EnvironmentNotAble
-from allranks.launch.channel_protocol import (
-    AGENT_MESSAGES,
-    ANSWER_BYTES,
-    CHALLENGE_BYTES,
-    DRIVER_MESSAGES,
-    MAC_BYTES,
-    Acknowledgement,
-    AgentReport,
-    ChannelError,
-    CheckpointRequest,
-    Endpoint,
-    Evidence,
-    FrameReader,
-    FrameWriter,
-    FromAgent,
-    FromDriver,
-    OrderRequest,
-    Orders,
-    answer_challenge,
-    new_challenge,
-    new_token,
-    open_session,
-    verify_answer,
-    verify_server,
-)
+from allranks.launch import channel_protocol as protocol
 from allranks.launch.monitor.records import NodeEvidence
 
 TICK_S = 0.1
@@ -68,7 +44,7 @@ class AgentLink(msgspec.Struct, frozen=True, kw_only=True):
     `CLOSED` if the agent's kernel closed it (process gone, node alive), `UNREACHABLE` if the network failed.
     """
 
-    report: AgentReport
+    report: protocol.AgentReport
     heard_at: float
     closed: str = ""
     closed_at: float = 0.0
@@ -78,7 +54,7 @@ class AgentLink(msgspec.Struct, frozen=True, kw_only=True):
 class OrderSource(Protocol):
     """Source of the orders."""
 
-    def tick(self, links: Mapping[int, AgentLink], now: float) -> Orders: ...
+    def tick(self, links: Mapping[int, AgentLink], now: float) -> protocol.Orders: ...
 
     def evidence(self, evidence: NodeEvidence) -> None: ...
 
@@ -92,7 +68,7 @@ class _Peer:
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self.writer, self.address = writer, str((writer.get_extra_info("peername") or "?")[0])
-        self.sealer: FrameWriter | None = None
+        self.sealer: protocol.FrameWriter | None = None
         self.node: int | None = None
 
 
@@ -127,16 +103,15 @@ class ChannelServer(threading.Thread):
                 "or choose another cluster.rendezvous.port; null uses a free one"
             )
             where = f"{address}:{port}" if port else address
-            raise EnvironmentNotAble(
-                f"cannot listen on {where} for the control channel: {os.strerror(error.errno or 0)}{cure if port else ''}"
-            ) from None
+            why = os.strerror(error.errno or 0) + (cure if port else "")
+            raise EnvironmentNotAble(f"cannot listen on {where} for the control channel: {why}") from None
         self._strangers: dict[_Peer, None] = {}  # connections that have not proved anything yet, oldest first
         self._of_node: dict[int, _Peer] = {}
         self._links: dict[int, AgentLink] = {}
-        self._orders = Orders()
+        self._orders = protocol.Orders()
         self._closed = threading.Event()
-        self._token = new_token()
-        self.endpoint = Endpoint(
+        self._token = protocol.new_token()
+        self.endpoint = protocol.Endpoint(
             address=address, port=self._listener.getsockname()[1], token=self._token, keep_s=keep_s
         )
 
@@ -190,7 +165,7 @@ class ChannelServer(threading.Thread):
             while data := await reader.read(1 << 18):
                 for content in opener.feed(data):
                     self._take(peer, content)
-        except (ChannelError, msgspec.DecodeError) as error:
+        except (protocol.ChannelError, msgspec.DecodeError) as error:
             logging.warning("control channel: connection from %s refused: %s", peer.address, error)
         except asyncio.IncompleteReadError:
             pass
@@ -205,38 +180,38 @@ class ChannelServer(threading.Thread):
                     self._links[peer.node], closed=closed, closed_at=time.monotonic()
                 )
 
-    async def _authenticate(self, peer: _Peer, reader: asyncio.StreamReader) -> FrameReader:
-        sent = new_challenge()
+    async def _authenticate(self, peer: _Peer, reader: asyncio.StreamReader) -> protocol.FrameReader:
+        sent = protocol.new_challenge()
         peer.writer.write(sent)
-        answered = await reader.readexactly(ANSWER_BYTES)
-        peer.writer.write(verify_answer(self._token, sent, answered))
-        peer.sealer, opener = open_session(self._token, sent, answered, server=True)
+        answered = await reader.readexactly(protocol.ANSWER_BYTES)
+        peer.writer.write(protocol.verify_answer(self._token, sent, answered))
+        peer.sealer, opener = protocol.open_session(self._token, sent, answered, server=True)
         self._strangers.pop(peer, None)  # it may have been dropped while its answer was on the way
         return opener
 
     def _take(self, peer: _Peer, content: bytes) -> None:
-        message = AGENT_MESSAGES.decode(content)
-        if isinstance(message, AgentReport):
+        message = protocol.AGENT_MESSAGES.decode(content)
+        if isinstance(message, protocol.AgentReport):
             self._take_report(peer, message)
-            self._send(peer, Acknowledgement(what="report"))
-        elif isinstance(message, Evidence):
+            self._send(peer, protocol.Acknowledgement(what="report"))
+        elif isinstance(message, protocol.Evidence):
             self._supervisor.evidence(message.found)
-            self._send(peer, Acknowledgement(what="evidence"))
+            self._send(peer, protocol.Acknowledgement(what="evidence"))
         else:
-            if isinstance(message, CheckpointRequest):
+            if isinstance(message, protocol.CheckpointRequest):
                 self._supervisor.request_checkpoint()
             else:
                 self._supervisor.request(message.order, message.reason)
-            self._send(peer, Acknowledgement(what="request"))
+            self._send(peer, protocol.Acknowledgement(what="request"))
 
-    def _take_report(self, peer: _Peer, report: AgentReport) -> None:
+    def _take_report(self, peer: _Peer, report: protocol.AgentReport) -> None:
         if not 0 <= report.node < self._nodes:
-            raise ChannelError(f"node {report.node} is not part of this run of {self._nodes} nodes")
+            raise protocol.ChannelError(f"node {report.node} is not part of this run of {self._nodes} nodes")
         before = self._of_node.get(report.node)
         if before is not None and before is not peer:
             known = self._links[report.node].report.pid
             if known != report.pid:
-                raise ChannelError(f"node {report.node} already has an agent, process {known}")
+                raise protocol.ChannelError(f"node {report.node} already has an agent, process {known}")
             before.writer.transport.abort()  # the same agent, on a new connection
         new = peer.node is None
         peer.node = report.node
@@ -245,7 +220,7 @@ class ChannelServer(threading.Thread):
         if new:
             self._send(peer, self._orders)
 
-    def _send(self, peer: _Peer, message: FromDriver) -> None:
+    def _send(self, peer: _Peer, message: protocol.FromDriver) -> None:
         if peer.sealer is None or peer.writer.is_closing():
             return
         if peer.writer.transport.get_write_buffer_size() > MAX_QUEUED_BYTES:
@@ -271,13 +246,13 @@ MAX_PAUSE_S = 5.0  # a pause of this process itself (suspended job, overloaded n
 class ChannelClient(threading.Thread):
     """Send reports until `close`. All methods are thread-safe; only `wait_delivered` blocks."""
 
-    def __init__(self, endpoint: Endpoint, report: AgentReport) -> None:
+    def __init__(self, endpoint: protocol.Endpoint, report: protocol.AgentReport) -> None:
         super().__init__(name="channel", daemon=True)
         self._endpoint = endpoint
         self._lock = threading.Lock()
         self._report, self._version, self._delivered = report, 1, 0
         self._evidence: NodeEvidence | None = None
-        self._orders = Orders()
+        self._orders = protocol.Orders()
         self._closed = threading.Event()
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._silent_s = 0.0
@@ -286,7 +261,7 @@ class ChannelClient(threading.Thread):
         self.ever_connected = False
 
     @property
-    def orders(self) -> Orders:
+    def orders(self) -> protocol.Orders:
         """Return the driver's newest orders."""
         return self._orders
 
@@ -303,7 +278,7 @@ class ChannelClient(threading.Thread):
     def where(self) -> str:
         return f"{self._endpoint.address}:{self._endpoint.port}"
 
-    def publish(self, report: AgentReport, *, at_once: bool = True) -> None:
+    def publish(self, report: protocol.AgentReport, *, at_once: bool = True) -> None:
         """Replace the reported state, and send it at once or with the next regular report."""
         with self._lock:
             if report == self._report:
@@ -345,14 +320,14 @@ class ChannelClient(threading.Thread):
                     sealer, opener = authenticate(sock, self._endpoint)
                     self.ever_connected = True
                     self._serve(sock, sealer, opener)
-            except (OSError, ChannelError, msgspec.DecodeError) as error:
+            except (OSError, protocol.ChannelError, msgspec.DecodeError) as error:
                 self.why = str(error) or type(error).__name__
             except Exception as error:
                 self.why = f"{type(error).__name__}: {error}"
                 logging.exception("control channel: unexpected error; the agent reconnects")
             self._closed.wait(RETRY_S * random.uniform(0.5, 1.5))  # noqa: S311 - spreads reconnections
 
-    def _serve(self, sock: socket.socket, sealer: FrameWriter, opener: FrameReader) -> None:
+    def _serve(self, sock: socket.socket, sealer: protocol.FrameWriter, opener: protocol.FrameReader) -> None:
         keep_alive(sock)
         sent_version, sent_at, sent_evidence = 0, 0.0, None
         awaited: list[int] = []
@@ -365,7 +340,7 @@ class ChannelClient(threading.Thread):
                 sent_version, sent_at = version, now
                 awaited.append(version)
             if evidence is not None and evidence is not sent_evidence:
-                send_message(sock, sealer, Evidence(found=evidence))
+                send_message(sock, sealer, protocol.Evidence(found=evidence))
                 sent_evidence = evidence
             wait_s = max(0.0, sent_at + self._orders.interval_s - time.monotonic())
             ready, _, _ = select.select([sock, self._wake_r], [], [], wait_s)
@@ -375,10 +350,10 @@ class ChannelClient(threading.Thread):
                 for message in receive_messages(sock, opener):
                     self._take(message, awaited)
 
-    def _take(self, message: Orders | Acknowledgement, awaited: list[int]) -> None:
+    def _take(self, message: protocol.Orders | protocol.Acknowledgement, awaited: list[int]) -> None:
         with self._lock:
             self._silent_s, self._looked_at = 0.0, time.monotonic()
-            if isinstance(message, Orders):
+            if isinstance(message, protocol.Orders):
                 self._orders = message
             elif message.what == "report" and awaited:
                 self._delivered = awaited.pop(0)
@@ -392,34 +367,34 @@ class ChannelClient(threading.Thread):
             pass  # it is awake
 
 
-def authenticate(sock: socket.socket, endpoint: Endpoint) -> tuple[FrameWriter, FrameReader]:
+def authenticate(sock: socket.socket, endpoint: protocol.Endpoint) -> tuple[protocol.FrameWriter, protocol.FrameReader]:
     """Authenticate both sides: prove knowledge of the token and verify the server's proof.
 
     Raises:
         ChannelError: the server belongs to another run, or is not a control channel.
         OSError: the connection ended, or the server did not answer in time.
     """
-    sent = receive_exactly(sock, CHALLENGE_BYTES)
-    answered = answer_challenge(endpoint.token, sent)
+    sent = receive_exactly(sock, protocol.CHALLENGE_BYTES)
+    answered = protocol.answer_challenge(endpoint.token, sent)
     sock.sendall(answered)
-    verify_server(endpoint.token, sent, answered, receive_exactly(sock, MAC_BYTES))
-    return open_session(endpoint.token, sent, answered, server=False)
+    protocol.verify_server(endpoint.token, sent, answered, receive_exactly(sock, protocol.MAC_BYTES))
+    return protocol.open_session(endpoint.token, sent, answered, server=False)
 
 
-def send_message(sock: socket.socket, sealer: FrameWriter, message: FromAgent) -> None:
+def send_message(sock: socket.socket, sealer: protocol.FrameWriter, message: protocol.FromAgent) -> None:
     """Send one message, bounded by the socket's timeout."""
     sock.sendall(sealer.seal(msgspec.json.encode(message)))
 
 
-def receive_messages(sock: socket.socket, opener: FrameReader) -> list[Orders | Acknowledgement]:
+def receive_messages(sock: socket.socket, opener: protocol.FrameReader) -> list[protocol.FromDriver]:
     """Return the messages that have arrived; raise `ConnectionError` if the driver closed the connection."""
     data = sock.recv(1 << 16)
     if not data:
         raise ConnectionError("the driver closed the connection")
-    return [DRIVER_MESSAGES.decode(content) for content in opener.feed(data)]
+    return [protocol.DRIVER_MESSAGES.decode(content) for content in opener.feed(data)]
 
 
-def send_request(endpoint: Endpoint, order: str, reason: str, timeout_s: float = 10.0) -> None:
+def send_request(endpoint: protocol.Endpoint, order: str, reason: str, timeout_s: float = 10.0) -> None:
     """Ask the driver of a run, from another process of the same user, to stop or kill its ranks, or for a checkpoint.
 
     Raises:
@@ -429,12 +404,14 @@ def send_request(endpoint: Endpoint, order: str, reason: str, timeout_s: float =
         sealer, opener = authenticate(sock, endpoint)
         # a driver of an earlier version takes any order but "kill" for a stop, and refuses an unknown message
         checkpoint = order == CHECKPOINT
-        send_message(sock, sealer, CheckpointRequest() if checkpoint else OrderRequest(order=order, reason=reason))
+        message = protocol.CheckpointRequest() if checkpoint else protocol.OrderRequest(order=order, reason=reason)
+        send_message(sock, sealer, message)
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            if any(isinstance(m, Acknowledgement) and m.what == "request" for m in receive_messages(sock, opener)):
+            messages = receive_messages(sock, opener)
+            if any(isinstance(m, protocol.Acknowledgement) and m.what == "request" for m in messages):
                 return
-        raise ChannelError("the driver did not confirm the request")
+        raise protocol.ChannelError("the driver did not confirm the request")
 
 
 def receive_exactly(sock: socket.socket, count: int) -> bytes:

@@ -13,17 +13,7 @@ from allranks.errors import EnvironmentNotAble
 from allranks.launch.preview import PreparedRun, check_start
 from allranks.nodes.network.facts import facts_of_nodes, policy_for_nodes
 from allranks.nodes.network.traffic import NetworkOutcome
-from allranks.nodes.preflight import link_tests
-from allranks.nodes.preflight.link_tests import (
-    CollectiveMeasurements,
-    CollectiveTime,
-    CopyResult,
-    RankPair,
-    measure_collectives,
-    run_copy_test,
-    slow_pair_summary,
-    slow_pairs,
-)
+from allranks.nodes.preflight import link_bandwidth
 from allranks.nodes.preflight.runner import PreflightResult, TargetNodes, exclude_nodes, run_preflight, unusable_nodes
 from allranks.planning.network_policy import NetworkPolicy
 from allranks.planning.planner import network_job
@@ -48,9 +38,9 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
     ok: bool
     starts: bool = True
     """Whether a run would start its ranks on these nodes; it stages what can be staged."""
-    pairs: list[RankPair] = []
+    pairs: list[link_bandwidth.RankPair] = []
     pairs_verdict: str = ""
-    sweep: list[CollectiveTime] = []
+    sweep: list[link_bandwidth.CollectiveTime] = []
     """Collectives of all ranks, by size."""
     bandwidth: list[str] = []
     """Sentences about them, relative to the hardware."""
@@ -59,7 +49,7 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
     policy: NetworkPolicy = NetworkPolicy(nodes=[])
     outcome: NetworkOutcome | None = None
     """The network that the ranks of the collectives used."""
-    copies: list[CopyResult] = []
+    copies: list[link_bandwidth.CopyResult] = []
 
     def as_json(self) -> dict[str, Any]:
         """Return one document: verdicts by node, the network, the pairs."""
@@ -71,7 +61,7 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
             "network": msgspec.to_builtins(preflight.network),
             "port": preflight.port,
             "pairs": [_with(pair, "copy_bytes_per_s", "all_reduce_bytes_per_s") for pair in self.pairs],
-            "slow_pairs": [[pair.a, pair.b] for pair in slow_pairs(self.pairs)],
+            "slow_pairs": [[pair.a, pair.b] for pair in link_bandwidth.slow_pairs(self.pairs)],
             "pairs_verdict": self.pairs_verdict,
             "sweep": [_with(one, "algorithm_bytes_per_s", "bus_bytes_per_s") for one in self.sweep],
             "bandwidth": self.bandwidth,
@@ -131,19 +121,19 @@ def _run(
         notes = [*notes, note]
         ok = bool(excluded)
         where = msgspec.structs.replace(where, hosts=[h for h in where.hosts if h not in excluded])
-    measured = CollectiveMeasurements(pairs=[], outcome=None)
+    measured = link_bandwidth.CollectiveMeasurements(pairs=[], outcome=None)
     bandwidth_notes: list[str] = []
-    copies: list[CopyResult] = []
+    copies: list[link_bandwidth.CopyResult] = []
     policy = _policy(spec, plan, preflight)
     if request.collectives and where.programs_only:
         notes = [*notes, "collectives were not measured: launcher hosts starts no ranks for the doctor"]
     elif request.collectives and (ok or preflight.may_run):
         say("measuring collectives and pairs ...")
         if plan.device == "cuda":
-            copies = run_copy_test(where, preflight, Path(spec.run_root))
+            copies = link_bandwidth.run_copy_test(where, preflight, Path(spec.run_root))
             policy = _policy(spec, plan, preflight)  # a failed copy changes it
         procs = plan.procs_per_node if plan.device == "cuda" or len(where.hosts) < 2 else 1
-        measured = measure_collectives(where, preflight, plan, procs, policy)
+        measured = link_bandwidth.measure_collectives(where, preflight, plan, procs, policy)
         bandwidth_notes = _judge_bandwidth(preflight, policy, procs, measured)
         done, planned = measured.rounds
         if done < planned:
@@ -159,9 +149,12 @@ def _run(
     return DoctorReport(
         preflight=preflight,
         starts=starts,
-        ok=ok and not slow_pairs(pairs) and (outcome is None or outcome.ok) and not any(c.failed for c in copies),
+        ok=ok
+        and not link_bandwidth.slow_pairs(pairs)
+        and (outcome is None or outcome.ok)
+        and not any(c.failed for c in copies),
         pairs=pairs,
-        pairs_verdict=slow_pair_summary(pairs) if pairs else "",
+        pairs_verdict=link_bandwidth.slow_pair_summary(pairs) if pairs else "",
         sweep=measured.sweep,
         bandwidth=bandwidth_notes,
         excluded=excluded,
@@ -173,15 +166,15 @@ def _run(
 
 
 def _judge_bandwidth(
-    preflight: PreflightResult, policy: NetworkPolicy, procs: int, measured: CollectiveMeasurements
+    preflight: PreflightResult, policy: NetworkPolicy, procs: int, measured: link_bandwidth.CollectiveMeasurements
 ) -> list[str]:
     """Compare the collectives of all ranks with the hardware."""
     if not measured.sweep:
         return []
-    limit = link_tests.hardware_limit(
+    limit = link_bandwidth.hardware_limit(
         preflight.probes, facts_of_nodes(preflight.probes, preflight.network, {}), policy, procs
     )
-    text = link_tests.compare_with_hardware(measured.sweep, limit)
+    text = link_bandwidth.compare_with_hardware(measured.sweep, limit)
     return [text] if text else []
 
 

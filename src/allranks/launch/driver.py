@@ -298,14 +298,8 @@ class Driver:
         allocation = Allocation.current()
         allocation = msgspec.structs.replace(allocation, nodes=(*self._hosts, *self._spares))
         failed = {check.name for report in preflight.reports for check in report.checks if not check.ok}
-        bundle = bundle_for(
-            self._spec,
-            allocation,
-            packages=always or bool(failed & PACKAGE_CHECKS),
-            always=always,
-            ahead=load_packed_ahead(self._run),
-            log=print_log_line,
-        )
+        packages, ahead = always or bool(failed & PACKAGE_CHECKS), load_packed_ahead(self._run)
+        bundle = bundle_for(self._spec, allocation, packages=packages, always=always, ahead=ahead, log=print_log_line)
         self._ending.raise_if_stop_requested()
         on_nodes = staged(
             bundle,
@@ -363,14 +357,8 @@ class Driver:
         channel = self._run.channel(attempt)
         write_json(channel, msgspec.to_builtins(hub.endpoint), private=True)  # for other commands in an allocation
         command = agent_words(self._python, self._run, attempt, telemetry_s=self._spec.observe.telemetry_s)
-        step = SrunStep(
-            srun_command(
-                self._hosts,
-                command,
-                cpus=self._cpus(),
-                options=["--input=none", "--unbuffered", "--wait=0", *self._step_options, *self._srun_options],
-            )
-        )
+        options = ["--input=none", "--unbuffered", "--wait=0", *self._step_options, *self._srun_options]
+        step = SrunStep(srun_command(self._hosts, command, cpus=self._cpus(), options=options))
         warm = self._warm_spares()
         try:
             code = self._wait(step, supervisor)

@@ -179,15 +179,8 @@ def _errors_only_in_heartbeat(ends: list[RankEnd], errors: list[dict[str, Any]])
     for end in ends:
         kind, _, message = end.failure.partition(": ")
         if end.failure and end.rank not in recorded and kind != "sys.exit":
-            failures.append(
-                {
-                    "rank": end.rank,
-                    "type": kind,
-                    "message": message,
-                    "time": end.time,
-                    "echo": is_peer_error(kind, message),
-                }
-            )
+            echo = is_peer_error(kind, message)
+            failures.append({"rank": end.rank, "type": kind, "message": message, "time": end.time, "echo": echo})
     return failures
 
 

@@ -112,7 +112,7 @@ def take_torchrun_settings() -> TorchrunSettings | None:
 class _RankProcess:
     def __init__(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         self.rank, self.process = rank, process
-        self.told = False
+        self.signalled = False
         self.ended_by_agent = False
         self.end: RankEnd | None = None
 
@@ -169,15 +169,15 @@ class RankProcesses:
     def request_stop(self) -> None:
         """Send SIGUSR1 to each rank once, only after its handler is installed; it would kill a rank still starting."""
         for rank in self._ranks:
-            if rank.end is None and not rank.told and has_signal_handler(rank.process.pid, signal.SIGUSR1):
-                rank.told = True
+            if rank.end is None and not rank.signalled and has_signal_handler(rank.process.pid, signal.SIGUSR1):
+                rank.signalled = True
                 rank.process.send_signal(signal.SIGUSR1)
 
     def terminate_programs(self) -> None:
         """Send SIGTERM once to each rank itself, whose program may handle it; its children are its own concern."""
         for rank in self._ranks:
-            if rank.end is None and not rank.told and rank.process.poll() is None:
-                rank.told = rank.ended_by_agent = True
+            if rank.end is None and not rank.signalled and rank.process.poll() is None:
+                rank.signalled = rank.ended_by_agent = True
                 rank.process.send_signal(signal.SIGTERM)
 
     def terminate(self) -> None:

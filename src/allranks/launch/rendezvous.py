@@ -136,6 +136,7 @@ class TcpStoreServer:
             bound = _bind("", port)
             self.note = f"{address} is not an address of this node, so the store listens on all addresses"
             address = ""
+        # the server inherits the socket: between two binds another program could take the port
         with bound:
             self.port: int = bound.getsockname()[1]
             words = [str(bound.fileno()), address or LOOPBACK, str(self.port), str(os.getpid())]

@@ -127,7 +127,8 @@ def restart_line(spec: RunSpec) -> str:
     if not spares:
         return text
     when = "that fails preflight, is lost or is at fault" if limit else "that fails preflight"
-    return f"{text}\nspares: {spares} of the job's {spec.cluster.allocated_nodes} nodes, each for one {when} (cluster.spares)"
+    nodes = f"{spares} of the job's {spec.cluster.allocated_nodes} nodes"
+    return f"{text}\nspares: {nodes}, each for one {when} (cluster.spares)"
 
 
 def decide(
@@ -154,6 +155,7 @@ def decide(
     elif name == "application_error" and "ended with exit code" in failed.message:
         title = "an exit of the program itself"
     last = before[-1] if before else None
+    # a failure that comes again without progress would come a third time
     same = last is not None and last.failure == name and failed.progress <= last.progress
     left_out: list[str] = []
     action: Literal["restart", "stop"] = "stop"
@@ -173,6 +175,7 @@ def decide(
         reason = f"{title}; the run has already been started again once for an unknown cause"
     else:
         action, reason = "restart", f"{title} ({'cause unknown' if cause == 'unknown' else cause})"
+        # all or none: with one of them left, the next attempt would fail as this one did
         if 0 < len(suspects) <= len(spares):
             left_out = sorted(suspects)
             why = "; ".join(f"{host} ({text})" if text else host for host, text in sorted(suspects.items()))

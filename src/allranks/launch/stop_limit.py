@@ -85,7 +85,8 @@ class StopLimit:
             why = "no step was trained yet; " if self._saves else ""
             return f"{why}ranks that still run after {limit_s} are killed"
         first = {"save": "", "evaluate": "finish the evaluation and the next step, and "}
-        return f"the ranks {first.get(phase, 'finish their step and the next, and ')}write a full checkpoint within {limit_s}"
+        before = first.get(phase, "finish their step and the next, and ")
+        return f"the ranks {before}write a full checkpoint within {limit_s}"
 
     def _read_if_due(self, now: float) -> None:
         """Read what the rank has recorded since the last call."""

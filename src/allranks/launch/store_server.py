@@ -1,7 +1,8 @@
 """Serve the ranks' TCPStore on a socket that the agent has bound: ``python store_server.py FD ADDRESS PORT PARENT``.
 
-Standard library and torch alone: the Python of a user's own program may have no allranks. Of torch it loads the compiled
-part alone: importing the whole takes seconds of CPU time on the node of rank 0, also for programs that do not use torch.
+Standard library and torch alone: the Python of a user's own program may have no allranks. Of torch it loads the
+compiled part alone: importing the whole takes seconds of CPU time on the node of rank 0, also for programs that do not
+use torch.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
     store = store_class()(address, int(port), None, True, timedelta(seconds=300), False, master_listen_fd=int(fd))
+    # the kernel's signal does not come if the parent had ended before it was asked for
     while os.getppid() == int(parent):
         time.sleep(1.0)
     del store

@@ -30,15 +30,9 @@ from allranks.utils.text import did_you_mean
 
 MAX_TEMPLATE_BYTES = 1 << 20
 SHAREGPT_ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "system": "system",
-    "tool": "tool",
-    "function": "tool",
-    "observation": "tool",
-}
+    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system", "tool": "tool",
+    "function": "tool", "observation": "tool",
+}  # fmt: skip
 """Roles of the key ``from``, and what they are called in the key ``role``."""
 Message = dict[str, Any]
 
@@ -401,12 +395,9 @@ def _tools(row: Row, names: list[str], number: int) -> tuple[Any, ...]:
 
 
 _RENDERERS = {
-    "alpaca": _alpaca,
-    "chat": chat_renderer,
-    "completion": _completion,
-    "text": _plain,
+    "alpaca": _alpaca, "chat": chat_renderer, "completion": _completion, "text": _plain,
     "classification": _classification,
-}
+}  # fmt: skip
 
 
 ANSWER_ROLES = {"alpaca": ("output",), "completion": ("completion",), "chat": ("response", "completion", "output")}

@@ -272,8 +272,9 @@ def spec_text(conversion: Conversion, output: str) -> str:
     """Return the spec as YAML, each value with the line of the file that it comes from, and the other lines as
     comments."""
     title = tables()[conversion.kind]["title"]
+    plan = f"allranks plan {printable(output)}"
     rows = [
-        f"# From {conversion.file}, {title}: behind each value is its line there. Next: allranks plan {printable(output)}",
+        f"# From {conversion.file}, {title}: behind each value is its line there. Next: {plan}",
         *(f"# Note: {note}." for note in conversion.notes),
     ]
     tree = conversion.spec()

@@ -17,25 +17,11 @@ import yaml
 from yaml.composer import ComposerError
 
 from allranks.errors import SpecError
+from allranks.spec import validation
 from allranks.spec.data_sources import mixture_problems
 from allranks.spec.launchers import LAUNCHERS, launchers_with
 from allranks.spec.records import ClusterSpec, Record, RunSpec, StrategySpec
 from allranks.spec.strategies import OPTION_DESCRIPTIONS, REGISTRY, read_options, resolve_options
-from allranks.spec.validation import (
-    adapter_problems,
-    all_keys,
-    descriptions,
-    evaluation_problems,
-    fields_of,
-    mlp_problems,
-    model_problems,
-    notify_problems,
-    readable_error,
-    record_class,
-    require_sections,
-    tracker_problems,
-    without_empty_sections,
-)
 from allranks.utils.inputs import FileTooLarge, is_stdin, read_input, read_regular
 from allranks.utils.text import nearest_file_hint, nearest_name, suggest
 
@@ -53,7 +39,7 @@ def json_schema() -> dict[str, Any]:
     (root,), components = msgspec.json.schema_components((RunSpec,), ref_template="#/$defs/{name}")
     for record, properties in ((name, part.get("properties", {})) for name, part in components.items()):
         for key, schema in properties.items():
-            schema["description"] = descriptions()[record, "async_" if key == "async" else key]
+            schema["description"] = validation.descriptions()[record, "async_" if key == "async" else key]
     options = sorted({option for entry in REGISTRY.values() for option in entry.options})
     components["StrategySpec"] = {
         "title": "StrategySpec",
@@ -235,8 +221,8 @@ def parse_spec(raw: Any, sets: typing.Sequence[str] = (), where: str = "spec") -
     raw = _copy(raw)
     for item in sets:
         _apply_set(raw, item)
-    require_sections(raw, where)
-    raw = without_empty_sections(raw)
+    validation.require_sections(raw, where)
+    raw = validation.without_empty_sections(raw)
     _apply_profile(raw, where)
     _read_strategy(raw, where)
     _numbers_as_text(raw, where)
@@ -245,7 +231,7 @@ def parse_spec(raw: Any, sets: typing.Sequence[str] = (), where: str = "spec") -
     try:
         spec = msgspec.convert(raw, RunSpec)
     except msgspec.ValidationError as error:
-        raise SpecError(f"{where}: {readable_error(str(error))}") from None
+        raise SpecError(f"{where}: {validation.readable_error(str(error))}") from None
     _check_together(spec, where)
     return spec
 
@@ -346,7 +332,7 @@ def _numbers_as_text(raw: dict[str, Any], where: str) -> None:
 
 
 def _unknown_keys(raw: dict[str, Any], record: type[Record], path: str) -> list[str]:
-    known = fields_of(record)
+    known = validation.fields_of(record)
     problems: list[str] = []
     for key, value in raw.items():
         key_path = f"{path}{key}"
@@ -356,7 +342,7 @@ def _unknown_keys(raw: dict[str, Any], record: type[Record], path: str) -> list[
             shown = key_path if len(key_path) <= MAX_KEY else f"{key_path[:MAX_KEY]}..."
             problems.append(f"unknown key {shown!r}{_nearest(key[:MAX_KEY], path, known)}")
             continue
-        inner = record_class(known[key].type)
+        inner = validation.record_class(known[key].type)
         if inner is not None and isinstance(value, dict) and inner is not StrategySpec:
             problems += _unknown_keys(value, inner, f"{key_path}.")
         if inner is not None and isinstance(value, list):
@@ -377,7 +363,7 @@ def _nearest(key: str, path: str, known: typing.Iterable[str]) -> str:
     if near:
         return suggest(repr(path + lower[near]))
     # The right key in the wrong section is the commonest mistake of all.
-    elsewhere = [k for k in all_keys(RunSpec) if k.rsplit(".", 1)[-1] == key]
+    elsewhere = [k for k in validation.all_keys(RunSpec) if k.rsplit(".", 1)[-1] == key]
     if elsewhere:
         return f"; it belongs to {elsewhere[0]!r}"
     if meant is not None and "." in meant:
@@ -447,12 +433,12 @@ def _check_together(spec: RunSpec, where: str) -> None:
         if getattr(spec.train, first) is not None and getattr(spec.train, second) is not None:
             problems.append(f"train.{first} and train.{second} are both set; set only one (--set train.{second}=null)")
     for rules in (
-        adapter_problems,
-        mlp_problems,
-        model_problems,
-        evaluation_problems,
-        notify_problems,
-        tracker_problems,
+        validation.adapter_problems,
+        validation.mlp_problems,
+        validation.model_problems,
+        validation.evaluation_problems,
+        validation.notify_problems,
+        validation.tracker_problems,
     ):
         problems += rules(spec)
     try:

@@ -97,8 +97,8 @@ class ModelSpec(Record, frozen=True):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """precision of compute and of frozen weights; auto = bfloat16 on GPUs, float32 on CPUs"""
     attention: str = "sdpa"
-    """attention implementation of transformers; auto = sdpa, by the fastest of the kernels that compute the same, chosen
-    by a short trial at the start"""
+    """attention implementation of transformers; auto = sdpa, by the fastest of the kernels that compute the same,
+    chosen by a short trial at the start"""
     gradient_checkpointing: bool | Literal["none", "selective", "full", "auto"] = False
     """recompute activations in the backward pass: none or false; selective = element-wise operations only, keeping the
     outputs of matrix products and attention; full or true = whole blocks: least memory, about a third more compute;
@@ -115,8 +115,8 @@ class ModelSpec(Record, frozen=True):
     """QLoRA: keep the frozen linear layers of the blocks in 4 bits, next to LoRA; nf4 = 4.5 bits per weight, nf4_double
     = about 4.15, with double quantisation (the scales of blocks of 64 in 8 bits, too)"""
     float8: bool = False
-    """multiply by the frozen linear layers of the blocks in 8-bit floats, next to LoRA; the weights stay as they are. For
-    NVIDIA GPUs from Ada and Hopper on"""
+    """multiply by the frozen linear layers of the blocks in 8-bit floats, next to LoRA; the weights stay as they are.
+    For NVIDIA GPUs from Ada and Hopper on"""
     config: dict[str, Any] = {}
     """overrides of the model's config, for tiny: and mlp: models"""
 

@@ -30,13 +30,8 @@ from allranks.utils.text import did_you_mean
 # What people write in place of a section: its most important key's value.
 ATTENTIONS = (ATTENTION_AUTO, "eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3")
 MAIN_KEYS = {
-    "model": "name",
-    "data": "source",
-    "adapter": "type",
-    "checkpoint": "mode",
-    "strategy": "name",
-    "script": "path",
-}
+    "model": "name", "data": "source", "adapter": "type", "checkpoint": "mode", "strategy": "name", "script": "path",
+}  # fmt: skip
 _NAME = (
     "a run name may contain only letters, digits, '.', '_' and '-', must start with a letter or digit, and have at "
     "most 100 characters"

@@ -77,16 +77,8 @@ def load_attempt_args(run: RunDir, attempt: int) -> AttemptArgs:
 
 
 RECORDED_PACKAGES = [
-    "torch",
-    "transformers",
-    "peft",
-    "accelerate",
-    "datasets",
-    "tokenizers",
-    "safetensors",
-    "numpy",
-    "allranks",
-]
+    "torch", "transformers", "peft", "accelerate", "datasets", "tokenizers", "safetensors", "numpy", "allranks",
+]  # fmt: skip
 
 
 def versions() -> dict[str, str]:

@@ -107,6 +107,7 @@ class TrainingLoop:
                 self._watcher.step_begins(step)
                 work = self.train_step(step, feed)
                 with self._watcher.part("control"):
+                    # of the step before, whose sums have arrived by now: this step's would make the host wait
                     earlier_step = metrics.exchange(work)
                 if self._watcher.step_ends(step):
                     self._clock.pause()
@@ -114,6 +115,7 @@ class TrainingLoop:
                 stop = metrics.process_reduced(earlier_step)
                 if stop or plan.is_due(step):
                     stop = metrics.run_callbacks(step, stop)
+                    # an evaluation has switched to eval mode, and its time is none of the next step's
                     self._strategy.module.train()
                     self._clock.pause()
                 if stop:
@@ -129,6 +131,7 @@ class TrainingLoop:
         trained = self._step_metrics.trained(step)
         # strategies average gradients over ranks: the factor makes it the mean over all trained tokens of the step
         scale = self._world.size / max(trained, 1)
+        # kept on the device: reading the loss of each micro-batch would synchronise
         loss_sum = torch.zeros((), dtype=torch.float32, device=self._world.device)
         counts, sequences = TokenCounts(), []
         micro_steps = self._rows.order.micro_steps
@@ -136,6 +139,7 @@ class TrainingLoop:
             with part("data"):
                 batch = feed.take()
             clock.lap("data")
+            # gradients add up on the rank, so that a strategy can exchange them once, in the last backward pass
             with nullcontext() if i == micro_steps - 1 else self._strategy.accumulate():
                 with part("forward"):
                     loss = self._strategy.module(batch)

@@ -101,6 +101,7 @@ class AsyncStepReduction:
             self._reduce(step, vector)
 
     def _reduce(self, step: int, vector: torch.Tensor) -> None:
+        # counted before the sum, in which one rank's NaN hides those of the others
         vector[4] = float(not bool(torch.isfinite(vector[:3]).all()))
         own = vector[:2].tolist()
         work = dist.all_reduce(vector, group=self._world.control, async_op=True) if self._world.size > 1 else None

@@ -193,7 +193,8 @@ class Mlp(PreTrainedModel):
 
     def __init__(self, config: MlpConfig) -> None:
         super().__init__(config)
-        sizes = MlpShape(width=config.width, layers=config.layers, shape=config.shape, expansion=config.expansion)  # type: ignore[arg-type]
+        shape: Any = config.shape
+        sizes = MlpShape(width=config.width, layers=config.layers, shape=shape, expansion=config.expansion)
         self.layers = nn.ModuleList(
             _block(pairs, after_another=bool(i) and sizes.shape == "wide") for i, pairs in enumerate(sizes.blocks())
         )

@@ -124,6 +124,7 @@ def run_rank(run: RunDir, attempt: int, spec: RunSpec) -> int:
     plan = load_plan(run)
     args = load_attempt_args(run, attempt)
     stop = StopRequest()
+    # before anything takes long: Slurm's signal may come while the model is loaded
     for wanted in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(wanted, lambda number, frame: stop.ask(signal.Signals(number).name))
     with open_event_log(run, attempt, args.resume_step) as events:
@@ -157,6 +158,7 @@ class Worker:
         built = build_training(attempt, self._task, data)
         first_step = restore(attempt, built)
         self._prove(built, order, data)
+        # a resume trains on with the rounding that was verified at the start
         if attempt.model.float8 and first_step == 0:
             batch = self._task.batches(data, attempt.plan.dtype, attempt.world.device)(order.micro_batches(0)[0])
             off = verify_logits(attempt.world, built.loss_model, batch.to(attempt.world.device))
@@ -172,7 +174,7 @@ class Worker:
         started = time.perf_counter()
         data = self._task.prepare(cache_root(attempt.spec.cluster.cache), attempt.say)
         prepare_s = time.perf_counter() - started
-        attempt.events.write("data", how=data.how, seconds=round(prepare_s, 3), **msgspec.to_builtins(data.facts))
+        attempt.events.write("data", how=data.origin, seconds=round(prepare_s, 3), **msgspec.to_builtins(data.facts))
         return data
 
     def _prove(self, built: TrainingSetup, order: SampleOrder, data: PreparedData) -> None:

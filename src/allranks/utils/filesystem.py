@@ -25,7 +25,8 @@ _CURES = {
     errno.EROFS: f"the file system is mounted read-only; {ELSEWHERE}",
     errno.EACCES: f"ask the owner for access or {ELSEWHERE}",
     errno.EPERM: f"ask the owner for access or {ELSEWHERE}",
-    errno.ESTALE: "the network file system no longer knows this file; enter the folder again (cd) or remount it, then repeat",
+    errno.ESTALE: "the network file system no longer knows this file; enter the folder again (cd) or "
+    "remount it, then repeat",
     errno.EIO: f"the disk or the network file system failed (see dmesg); repeat once it works, or {ELSEWHERE}",
     errno.ENAMETOOLONG: "use a shorter name or folder",
     errno.EMFILE: "too many files are open in this process; raise the limit with: ulimit -n",

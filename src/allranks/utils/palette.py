@@ -11,14 +11,16 @@ _LIGHT = {
     "good": "#187644", "warn": "#9a6100", "bad": "#c0322b", "info": "#2a62c9",
     "good-soft": "#e5f4ec", "warn-soft": "#fdf1dc", "bad-soft": "#fdeceb", "info-soft": "#e7effc",
     "shade": "#58647420", "area": "#58647412", "fade": "#0000002e",
-    "c1": "#2f6fdb", "c2": "#d9711a", "c3": "#1f9d83", "c4": "#8b5cc7", "c5": "#b08c00", "c6": "#7c8896", "c7": "#d14b76", "c8": "#2f9fc4",
+    "c1": "#2f6fdb", "c2": "#d9711a", "c3": "#1f9d83", "c4": "#8b5cc7", "c5": "#b08c00",
+    "c6": "#7c8896", "c7": "#d14b76", "c8": "#2f9fc4",
 }  # fmt: skip
 _DARK = {
     "page": "#0e1319", "card": "#161d26", "ink": "#e7ecf2", "muted": "#98a5b5", "line": "#28323f", "grid": "#232d39",
     "good": "#56c98a", "warn": "#e8b04a", "bad": "#ff8078", "info": "#7fadff",
     "good-soft": "#12301f", "warn-soft": "#33270e", "bad-soft": "#3a1a19", "info-soft": "#16294a",
     "shade": "#98a5b522", "area": "#98a5b510", "fade": "#0000002e",
-    "c1": "#6ea2ff", "c2": "#f29b4b", "c3": "#43c4a6", "c4": "#b48af0", "c5": "#dcbc3b", "c6": "#8e9aa9", "c7": "#f07fa2", "c8": "#5cc3e6",
+    "c1": "#6ea2ff", "c2": "#f29b4b", "c3": "#43c4a6", "c4": "#b48af0", "c5": "#dcbc3b",
+    "c6": "#8e9aa9", "c7": "#f07fa2", "c8": "#5cc3e6",
 }  # fmt: skip
 ACTIVITY_COLOURS = {
     "compute": "--c1", "exposed": "--c2", "hidden": "--c3", "copy": "--c4", "idle": "--c6/0.35", "wait": "--c7"

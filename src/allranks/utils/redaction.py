@@ -28,8 +28,9 @@ _RANDOM_LENGTH = 16
 # ---------------------------------------------------------------------------------------------- names
 
 _SECRET_PARTS = (
-    "password", "passwd", "passphrase", "passcode", "secret", "credential", "apikey", "accesskey", "privatekey", "accountkey",
-    "encryptionkey", "signingkey", "authkey", "sshkey", "masterkey", "storagekey", "licensekey", "authorization",
+    "password", "passwd", "passphrase", "passcode", "secret", "credential", "apikey", "accesskey", "privatekey",
+    "accountkey", "encryptionkey", "signingkey", "authkey", "sshkey", "masterkey", "storagekey", "licensekey",
+    "authorization",
 )  # fmt: skip
 _SECRET_WORDS = frozenset({"pwd", "pat", "jwt", "psk"})
 _MAYBE_WORDS = frozenset({"key", "auth", "wandb", "session", "signature", "sig", "cookie", "webhook", "pass", "bearer"})
@@ -138,9 +139,10 @@ _PUBLISHED = (
     r"AGE-SECRET-KEY-1[A-Z0-9]{20,}", r"dop_v1_[a-f0-9]{32,}",
 )  # fmt: skip
 _PUBLISHED_KEYWORDS = (
-    "hf_", "api_org_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "sk-", "gsk_", "xai-", "pplx-", "r8_", "wandb_v1_",
-    "nvapi-", "xox", "xapp-", "a3t", "akia", "asia", "abia", "acca", "aiza", "ya29.", "gocspx-", "npm_", "pypi-", "dckr_", "sk_", "rk_",
-    "sg.", "_v1_", "dapi", "hvs.", "hvb.", "hvr.", "shp", "tskey-", "atatt3", "age-secret",
+    "hf_", "api_org_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "sk-", "gsk_", "xai-", "pplx-", "r8_",
+    "wandb_v1_", "nvapi-", "xox", "xapp-", "a3t", "akia", "asia", "abia", "acca", "aiza", "ya29.", "gocspx-", "npm_",
+    "pypi-", "dckr_", "sk_", "rk_", "sg.", "_v1_", "dapi", "hvs.", "hvb.", "hvr.", "shp", "tskey-", "atatt3",
+    "age-secret",
 )  # fmt: skip
 _FORMS = (
     _Rule(

@@ -22,18 +22,9 @@ from allranks.analysis.diagnose.records import (
 )
 
 __all__ = [
-    "BenignFinding",
-    "ClockOffsets",
-    "Diagnosis",
-    "DiagnosisFinding",
-    "JobHealth",
-    "LastGoodRun",
-    "LogEvidence",
-    "ReadProblem",
-    "RunChange",
-    "UnexplainedFailure",
-    "diagnose",
-]
+    "BenignFinding", "ClockOffsets", "Diagnosis", "DiagnosisFinding", "JobHealth", "LastGoodRun", "LogEvidence",
+    "ReadProblem", "RunChange", "UnexplainedFailure", "diagnose",
+]  # fmt: skip
 
 
 def diagnose(paths: Sequence[Path | str], *, workers: int | None = None) -> Diagnosis:

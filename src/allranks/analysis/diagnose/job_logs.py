@@ -108,5 +108,6 @@ def _why_no_log(job: JobFiles) -> str:
             f"sacct does not know its log, and {path} is not here, which sbatch's options imply; give the file instead"
         )
     if not path.parent.exists():
-        return f"no log: {path.parent} is not here; if {nodes} lacks it too, the job failed at once: mkdir -p {path.parent}"
+        missing = f"no log: {path.parent} is not here"
+        return f"{missing}; if {nodes} lacks it too, the job failed at once: mkdir -p {path.parent}"
     return f"its log {path} is not on this machine; if it is on {nodes}, copy it and diagnose the copy"

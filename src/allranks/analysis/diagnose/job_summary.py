@@ -286,7 +286,8 @@ def _facts(run: RunDir) -> dict[str, Any]:
         facts[key.replace("_", " ")] = plan.get(key)
     facts["nodes"] = ", ".join(sorted(str(node.get("host")) for node in as_dicts(plan.get("nodes")))) or None
     facts["transport"] = ", ".join(sorted(count_connections([run.root]))) or None
-    facts["hash of the training data"] = _data_hash(run)
+    sets = (e for e in islice(read_events(run.events_of(0)), SET_UP_EVENTS) if e["event"] == "data")
+    facts["hash of the training data"] = next((str(event.get("train_hash")) for event in sets), None)
     facts["step time"] = finite_float(as_dict(metrics.get("step_time_s")).get("median"))
     for variable in as_dicts(plan.get("environment")):
         facts[f"environment: {variable.get('name')}"] = variable.get("value")
@@ -304,11 +305,6 @@ def _node_versions(run: RunDir) -> dict[str, str]:
         if check.get("name") in ("py", "torch", "nccl", "driver", "cuda", "plugin"):
             versions.setdefault(f"version of {check['name']}", set()).add(str(check.get("found")))
     return {name: ", ".join(sorted(values)) for name, values in versions.items()}
-
-
-def _data_hash(run: RunDir) -> str | None:
-    head = islice(read_events(run.events_of(0)), SET_UP_EVENTS)
-    return next((str(event.get("train_hash")) for event in head if event["event"] == "data"), None)
 
 
 def _text(path: Path) -> bytes:

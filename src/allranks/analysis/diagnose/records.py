@@ -437,12 +437,8 @@ class DiagnosisCase:
         signals = [s for scan in self.scans for s in scan.signals]
         ends = {s.rank: s.time for s in signals if s.owner in ("rank_end", "event_error") and s.time is not None}
         for signal in signals:
-            ended = ends.get(signal.rank)
-            if (
-                not signal.dated
-                and ended is not None
-                and (signal.kind in ("class", "sign") or signal.owner == "exception")
-            ):
+            ended, is_error = ends.get(signal.rank), signal.kind in ("class", "sign") or signal.owner == "exception"
+            if is_error and not signal.dated and ended is not None:
                 signal.time = ended
 
 

@@ -59,7 +59,7 @@ _RANK_FAILED = re.compile(
     re.DOTALL,
 )
 _RANK = re.compile(r"\brank (?P<rank>\d+)\b(?: on (?P<host>[A-Za-z][\w.-]*))?")
-# These may have a faulty node as their reason, which then only the log of a rank shows: class, and classes of the reason.
+# A faulty node may be the reason, which then only the log of a rank shows: class, and classes of the reason.
 _OF_SOME_NODE = GENERAL | {"peer_died_first", "rdma_unreachable", "first_collective_failed", "slow_transport"}
 _NODE_FAULTS = ("gpu_hardware_fault", "broken_node_network", "fabric_manager")
 _UNREACHED_PEER = re.compile(r"Got completion from peer (\S+)<\d+> with (?:error |status=)12\b")

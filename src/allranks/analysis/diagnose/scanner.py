@@ -268,7 +268,7 @@ def _meanings(rule: ScanRule, match: re.Match[str], line: LogLine) -> list[Meani
         read = STRUCTURED[rule.owner].read(groups)
         if read is None or (read.kind == "class" and not CATALOGUE[read.owner].accepts(line.emitter)):
             return []
-        groups |= {"told": read.told} | ({"interrupt": "yes"} if read.interrupt else {})
+        groups |= {"told": read.sentence} | ({"interrupt": "yes"} if read.interrupt else {})
         return [Meaning(rule, read.kind, read.owner, read.weight, groups, read.rank)]
     if rule.kind == "class" and not CATALOGUE[rule.owner].accepts(line.emitter):
         return []
@@ -422,8 +422,8 @@ class _FileState:
         self._untyped += 1
         self.out.signals.append(
             LogSignal(
-                kind="fact", owner="untyped_error", weight=POSSIBLE, file=self.out.file, line=number + after - i, text=text,
-                time=_time_near(text, lines, after), rank=line.rank, host=line.host,
+                kind="fact", owner="untyped_error", weight=POSSIBLE, file=self.out.file, line=number + after - i,
+                text=text, time=_time_near(text, lines, after), rank=line.rank, host=line.host,
                 groups={"type": "an error", "message": text}, frames=tuple(f for _, f, _ in stack),
                 places=tuple(place for _, _, place in stack), emitter="python", dated=False,
             )
@@ -473,11 +473,12 @@ class _FileState:
         frames = [frame for frame in self._frames.get(stream, ()) if number - frame[0] <= FRAME_REACH]
         self.out.signals.append(
             LogSignal(
-                kind=meaning.kind, owner=meaning.owner, rule=rule.index, weight=meaning.weight, passing=rule.pattern.passing,
-                file=self.out.file, line=number, time=_time_near(raw, *where), rank=rank, local=line.local, task=line.task,
-                host=line.host, text=raw.strip()[:MAX_LINE_TEXT], groups={k: v[:MAX_LINE_TEXT] for k, v in groups.items()},
-                frames=tuple(f for _, f, _ in frames), places=tuple(place for _, _, place in frames), emitter=line.emitter,
-                severity=line.severity, dated=timestamp_of(raw) is not None,
+                kind=meaning.kind, owner=meaning.owner, rule=rule.index, weight=meaning.weight,
+                passing=rule.pattern.passing, file=self.out.file, line=number, time=_time_near(raw, *where), rank=rank,
+                local=line.local, task=line.task, host=line.host, text=raw.strip()[:MAX_LINE_TEXT],
+                groups={k: v[:MAX_LINE_TEXT] for k, v in groups.items()}, frames=tuple(f for _, f, _ in frames),
+                places=tuple(place for _, _, place in frames), emitter=line.emitter, severity=line.severity,
+                dated=timestamp_of(raw) is not None,
             )
         )  # fmt: skip
         if meaning.owner == "exception":

@@ -37,21 +37,23 @@ FLAGS = {
     "external", "wait-for-children", "container-save-none",
 }  # fmt: skip
 VALUED = {
-    "account", "gres", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "cpus-per-gpu", "mem", "mem-per-cpu", "mem-per-gpu", "mail-type",
-    "mail-user", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-socket", "ntasks-per-core", "signal", "open-mode", "export", "comment",
-    "reservation", "switches", "tmp", "wckey", "threads-per-core", "cores-per-socket", "sockets-per-node", "hint", "gpu-bind", "gpu-freq",
-    "mincpus", "profile", "prefer", "time-min", "export-file", "container", "network", "power", "priority", "bb", "bbf", "acctg-freq", "nice",
-    "cpu-freq", "delay-boot", "deadline", "kill-on-invalid-dep", "thread-spec", "tres-per-task", "tres-bind", "gres-flags", "segment", "stepmgr",
-    "cluster-constraint", "batch", "uid", "gid", "wait-all-nodes", "mem-bind", "wrap", "propagate", "container-image", "container-mounts",
-    "container-name", "container-workdir", "container-env", "container-id", "mcs-label", "no-requeue", "oom-kill-step", "resv-ports", "consolidate-segments",
+    "account", "gres", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "cpus-per-gpu", "mem", "mem-per-cpu",
+    "mem-per-gpu", "mail-type", "mail-user", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-socket",
+    "ntasks-per-core", "signal", "open-mode", "export", "comment", "reservation", "switches", "tmp", "wckey",
+    "threads-per-core", "cores-per-socket", "sockets-per-node", "hint", "gpu-bind", "gpu-freq", "mincpus", "profile",
+    "prefer", "time-min", "export-file", "container", "network", "power", "priority", "bb", "bbf", "acctg-freq",
+    "nice", "cpu-freq", "delay-boot", "deadline", "kill-on-invalid-dep", "thread-spec", "tres-per-task", "tres-bind",
+    "gres-flags", "segment", "stepmgr", "cluster-constraint", "batch", "uid", "gid", "wait-all-nodes", "mem-bind",
+    "wrap", "propagate", "container-image", "container-mounts", "container-name", "container-workdir", "container-env",
+    "container-id", "mcs-label", "no-requeue", "oom-kill-step", "resv-ports", "consolidate-segments",
 }  # fmt: skip
 LONG = VALUED | FLAGS | set(SHORT.values())
 ALIASES = {"tasks-per-node": "ntasks-per-node", "tasks": "ntasks-per-node", "cluster": "clusters"}
 TORCHRUN_FLAGS = {
-    "standalone", "m", "module", "no_python", "run_path", "use_env", "virtual_local_rank", "h", "help", "multi_gpu", "cpu",
-    "use_deepspeed", "use_fsdp", "use_megatron_lm", "same_network", "debug", "quiet", "q", "mpi", "tpu", "use_xpu",
-    "no_local_rank", "no_ssh", "force_multi", "save_pid", "bind_cores_to_rank", "use_mps_device", "downcast_bf16",
-    "no_ssh_check", "use_parallelism_config", "venv_script", "tee_all",
+    "standalone", "m", "module", "no_python", "run_path", "use_env", "virtual_local_rank", "h", "help", "multi_gpu",
+    "cpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "same_network", "debug", "quiet", "q", "mpi", "tpu",
+    "use_xpu", "no_local_rank", "no_ssh", "force_multi", "save_pid", "bind_cores_to_rank", "use_mps_device",
+    "downcast_bf16", "no_ssh_check", "use_parallelism_config", "venv_script", "tee_all",
 }  # fmt: skip
 
 
@@ -256,19 +258,22 @@ MODULES = {
 LAUNCHERS = {"torchrun", "torch.distributed.launch", "accelerate", "deepspeed"}
 # Programs whose options are not parsed: the command starts at one of TARGETS.
 WRAPPERS = {
-    "singularity", "apptainer", "enroot", "shifter", "docker", "nvidia-docker", "podman", "podman-hpc", "charliecloud", "ch-run", "sarus",
-    "nsys", "ncu", "numactl", "taskset", "xargs", "strace", "memray", "py-spy", "conda", "mamba", "micromamba", "uv", "poetry",
-    "pixi", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "jsrun", "aprun", "stdbuf", "nice", "ionice", "chrt", "setsid",
-    "unbuffer", "sudo", "ssh", "pdsh", "clush", "parallel", "rocprof", "rocprofv3", "gdb", "ray", "spack", "ftxrun", "pipenv", "blaunch", "pbsdsh",
-    "lrun", "horovodrun", "singularity_wrapper", "ibrun", "prun", "mpirun_rsh", "flux", "likwid-mpirun", "likwid-pin", "likwid-perfctr", "ddlrun",
-    "catchsegv", "xvfb-run", "vglrun", "proxychains", "proxychains4", "eatmydata", "flock", "faketime", "rlwrap", "ltrace", "valgrind", "unshare",
-    "prlimit", "tini", "dumb-init", "perf", "vtune", "nvprof", "compute-sanitizer", "cuda-memcheck", "rocprofv2", "rye", "hatch", "pdm",
+    "singularity", "apptainer", "enroot", "shifter", "docker", "nvidia-docker", "podman", "podman-hpc", "charliecloud",
+    "ch-run", "sarus", "nsys", "ncu", "numactl", "taskset", "xargs", "strace", "memray", "py-spy", "conda", "mamba",
+    "micromamba", "uv", "poetry", "pixi", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "jsrun", "aprun", "stdbuf",
+    "nice", "ionice", "chrt", "setsid", "unbuffer", "sudo", "ssh", "pdsh", "clush", "parallel", "rocprof", "rocprofv3",
+    "gdb", "ray", "spack", "ftxrun", "pipenv", "blaunch", "pbsdsh", "lrun", "horovodrun", "singularity_wrapper",
+    "ibrun", "prun", "mpirun_rsh", "flux", "likwid-mpirun", "likwid-pin", "likwid-perfctr", "ddlrun", "catchsegv",
+    "xvfb-run", "vglrun", "proxychains", "proxychains4", "eatmydata", "flock", "faketime", "rlwrap", "ltrace",
+    "valgrind", "unshare", "prlimit", "tini", "dumb-init", "perf", "vtune", "nvprof", "compute-sanitizer",
+    "cuda-memcheck", "rocprofv2", "rye", "hatch", "pdm",
 }  # fmt: skip
 STARTS_RANKS = lazy_regex(
     r"(?=.*\s).*\b(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate\s+launch|deepspeed)\b", re.DOTALL
 )
 CONTAINERS = {
-    "singularity", "apptainer", "shifter", "enroot", "docker", "nvidia-docker", "podman", "sarus", "ch-run", "podman-hpc",
+    "singularity", "apptainer", "shifter", "enroot", "docker", "nvidia-docker", "podman", "sarus", "ch-run",
+    "podman-hpc",
 }  # fmt: skip
 STARTERS = {"mpirun", "mpiexec", "mpiexec.hydra", "orterun"}
 REMOTE_SHELLS = {"ssh", "pdsh", "clush", "pssh"}

@@ -114,7 +114,12 @@ class _CommandReader:
         elif self.program == "local":
             self._declare(words, exported=False)
         elif self.program == "unset":
-            self._unset(words)
+            for word in words[1:]:
+                name = word.literal or ""
+                if not name.startswith("-"):
+                    self.reading.variables.pop(name, None)
+                    gone = Assignment(name, MappedText(""), word.offset, under=self.under, removed=True)
+                    self.reading.assignments.append(gone)
         elif first is None:
             for word in words:
                 self._assign(word, exported=False)
@@ -136,14 +141,6 @@ class _CommandReader:
             if name in self.reading.variables and exported:
                 old = self.reading.variables[name]
                 self.reading.variables[name] = ShellVariable(old.source, True, old.items)
-
-    def _unset(self, words: list[Word]) -> None:
-        for word in words[1:]:
-            name = word.literal or ""
-            if not name.startswith("-"):
-                self.reading.variables.pop(name, None)
-                gone = Assignment(name, MappedText(""), word.offset, under=self.under, removed=True)
-                self.reading.assignments.append(gone)
 
     def _assign(self, word: Word, exported: bool, keep: bool = True) -> Assignment | None:
         assignment = self._assigns(word)

@@ -285,6 +285,7 @@ def _finish(words: list[Word], redirects: list[RawRedirect], state: _ParserState
             words.pop(0)
     if words or redirects or loop_name:
         yield RawCommand(
-            tuple(words), tuple(redirects), state.before, after, in_loop=state.loops > 0, in_function=state.function_at is not None,
-            tested=state.tested or negated, loop_name=loop_name, branch=tuple(state.branch),
+            tuple(words), tuple(redirects), state.before, after, in_loop=state.loops > 0,
+            in_function=state.function_at is not None, tested=state.tested or negated, loop_name=loop_name,
+            branch=tuple(state.branch),
         )  # fmt: skip

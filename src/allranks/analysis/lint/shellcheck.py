@@ -14,8 +14,8 @@ from typing import NamedTuple
 from allranks.analysis.lint.records import Severity
 
 CODES = {
-    *range(1000, 1100), 1101, 1110, 2043, 2066, 2068, 2069, 2070, 2072, 2077, 2088, 2089, 2115, 2121, 2124, 2145, 2158, 2170, 2215, 2216,
-    2218, 2221, 2283, 2290, 2320,
+    *range(1000, 1100), 1101, 1110, 2043, 2066, 2068, 2069, 2070, 2072, 2077, 2088, 2089, 2115, 2121, 2124, 2145, 2158,
+    2170, 2215, 2216, 2218, 2221, 2283, 2290, 2320,
 } - {1090, 1091}  # fmt: skip
 """Codes that are reported: syntax, and what does something else than it says. Style is ShellCheck's own business."""
 ONLY_NOTES = {2068}

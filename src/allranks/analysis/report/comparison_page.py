@@ -56,14 +56,13 @@ def write_page(comparison: RunComparison, path: Path, sweep: str = "") -> None:
     Raises:
         OSError: it cannot be written.
     """
+    verb = "sweep" if sweep else "compare-runs"
     page = Page(
         "sweep" if sweep else "run comparison",
         sweep or " / ".join(short_names(comparison.runs)),
         _sections(comparison),
         [data_line(comparison)],
-        footer=[
-            f"Speed and step time exclude the first {WARMUP_STEPS} steps. Made by allranks {'sweep' if sweep else 'compare-runs'}."
-        ],
+        footer=[f"Speed and step time exclude the first {WARMUP_STEPS} steps. Made by allranks {verb}."],
     )
     write_text_atomic(path, html.render(page))
 
@@ -114,10 +113,11 @@ def _sections(comparison: RunComparison) -> list[Section]:
         _memory_bars(runs),
     ]
     notes = "Green: the best value. Mean train loss: of neighbouring steps."
+    smoothed = "Train losses are smoothed if they have many points."
     none = "The specs, and what is known of the environments, are equal."
     return [
         Section("results", "Results", [("stack", [table("results", "", ["figure", *names], rows, notes)])]),
-        Section("curves", "Curves", [("two", charts)], "One colour for each run. Train losses are smoothed if they have many points."),
+        Section("curves", "Curves", [("two", charts)], f"One colour for each run. {smoothed}"),
         Section(
             "differences",
             "Differences",

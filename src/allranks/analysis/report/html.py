@@ -227,6 +227,7 @@ def render(page: Page) -> str:
             sections.append((section, kept))
     charts = [b for _, groups in sections for _, blocks in groups for b in blocks if isinstance(b, Chart)]
     script = _asset("page.js")
+    scripts = [script.encode(), gzip.decompress(_plotly())] if charts else []
     html = _template().render(
         page=page,
         sections=sections,
@@ -236,7 +237,7 @@ def render(page: Page) -> str:
         css=Markup(_asset("page.css")),  # noqa: S704 - our own file
         script=Markup(script),  # noqa: S704 - our own file
         plotly_slot=Markup(PLOTLY_SLOT),  # noqa: S704 - our own mark
-        policy=Markup(content_security_policy([script.encode(), gzip.decompress(_plotly())] if charts else [])),  # noqa: S704
+        policy=Markup(content_security_policy(scripts)),  # noqa: S704
     )
     html = redact_forms(html)  # second safeguard: each text was already sanitized when it was read
     return html.replace(PLOTLY_SLOT, base64.b64encode(_plotly()).decode(), 1)

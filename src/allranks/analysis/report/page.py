@@ -13,23 +13,6 @@ from typing import Any
 from allranks.analysis.diagnose.run_outcome import failure_headline
 from allranks.analysis.metrics import before_and_after
 from allranks.analysis.report import charts, html, tables
-from allranks.analysis.report.html import (
-    Answer,
-    Bar,
-    Bars,
-    BarValues,
-    Group,
-    Item,
-    Items,
-    KeyFigure,
-    Log,
-    Page,
-    Part,
-    Sample,
-    Samples,
-    Section,
-    stacked_bars,
-)
 from allranks.analysis.report.run_data import RunData, read_run_data
 from allranks.planning.cost import cost_row
 from allranks.rundir.files import write_text_atomic
@@ -56,7 +39,7 @@ def render(data: RunData) -> str:
         "Real tokens exclude padding; trained tokens are included in the loss. Speed and step time exclude the first 5 "
         "steps, in which caches are filled and kernels are compiled."
     )
-    page = Page(
+    page = html.Page(
         "run report",
         data.name,
         _sections(data),
@@ -86,41 +69,36 @@ def _banners(data: RunData) -> list[tuple[str, str, str]]:
     return [*verdict, *(("warn", "Warning", w) for w in said), *empty]
 
 
-def _sections(data: RunData) -> list[Section]:
-    log = Log(f"The end of the log {data.log[0]}", data.log[1], open=True) if data.log else None
+def _sections(data: RunData) -> list[html.Section]:
+    log = html.Log(f"The end of the log {data.log[0]}", data.log[1], open=True) if data.log else None
     answers = sample_answers(data)
-    samples = Samples("Held-out questions with answers before and after training", answers) if answers else None
-    spec = Log("Spec with all defaults", data.spec) if data.spec else None
+    samples = html.Samples("Held-out questions with answers before and after training", answers) if answers else None
+    spec = html.Log("Spec with all defaults", data.spec) if data.spec else None
     hosts = list(data.telemetry)
     where = hosts[0] if len(hosts) == 1 else f"each of {len(hosts)} hosts"
     sampled = f"Sampled on {where} during the run."
     if not data.own_program:
         sampled += " Shaded: from the first training step of an attempt to its end."
-    results = (
-        tables.eval_table,
-        tables.checkpoint_table,
-        tables.expert_table,
-        tables.straggler_table,
-        tables.machine_table,
-        tables.link_table,
-    )
+    results = (tables.eval_table, tables.checkpoint_table, tables.expert_table)
+    results += (tables.straggler_table, tables.machine_table, tables.link_table)
     environment = (tables.environment_table, tables.findings_table, tables.network_table)
     facts = (tables.data_facts, tables.model_facts, tables.version_facts)
-    setup: list[Group] = [
+    setup: list[html.Group] = [
         ("columns", [tables.plan_facts(data), tables.rank_table(data), tables.preflight_table(data)]),
         ("stack", [*(make(data) for make in environment), spec]),
     ]
     errors = [tables.hang_table(data), tables.error_table(data), log]
+    made, shown = [make(data) for make in results], [make(data) for make in facts]
     return [
-        Section("", "", [("two", [proof(data), time_budget(data)])]),
-        Section("what-went-wrong", "Errors", [("stack", errors)]),
-        Section("learned", "Training", [("two", charts.training_charts(data)), ("stack", [samples])]),
-        Section("speed", "Speed and memory", [("two", charts.speed_charts(data))]),
-        Section("hosts", "Hosts", [("two", charts.telemetry_charts(data))], sampled),
-        Section("results", "Results", [("two tables", [make(data) for make in results]), ("stack", [tables.attempt_table(data)])]),
-        Section("plan", "Plan", setup),
-        Section("facts", "Data, model and versions", [("columns", [make(data) for make in facts])], short="Data and versions"),
-    ]  # fmt: skip
+        html.Section("", "", [("two", [proof(data), time_budget(data)])]),
+        html.Section("what-went-wrong", "Errors", [("stack", errors)]),
+        html.Section("learned", "Training", [("two", charts.training_charts(data)), ("stack", [samples])]),
+        html.Section("speed", "Speed and memory", [("two", charts.speed_charts(data))]),
+        html.Section("hosts", "Hosts", [("two", charts.telemetry_charts(data))], sampled),
+        html.Section("results", "Results", [("two tables", made), ("stack", [tables.attempt_table(data)])]),
+        html.Section("plan", "Plan", setup),
+        html.Section("facts", "Data, model and versions", [("columns", shown)], short="Data and versions"),
+    ]
 
 
 STATUS_TONES = {"succeeded": "good", "stopped": "warn", "failed": "bad", "running": "info", "unfinished": "warn"}
@@ -135,7 +113,7 @@ PHASES = {
 }
 
 
-def key_figures(data: RunData) -> list[KeyFigure]:
+def key_figures(data: RunData) -> list[html.KeyFigure]:
     """Return the known key figures."""
     made = [
         _train_loss(data),
@@ -153,31 +131,35 @@ def key_figures(data: RunData) -> list[KeyFigure]:
     return [card for card in made if card]
 
 
-def _train_loss(data: RunData) -> KeyFigure | None:
+def _train_loss(data: RunData) -> html.KeyFigure | None:
     losses = [s.loss for s in data.zero.steps if s.loss is not None]
     if not losses:
         return None
     note = f"step {data.zero.steps[0].step:,} to {data.zero.steps[-1].step:,}"
     before = text.format_loss(losses[0]) if len(losses) > 1 else None
-    return KeyFigure("train loss", text.format_loss(losses[-1]), note, before)
+    return html.KeyFigure("train loss", text.format_loss(losses[-1]), note, before)
 
 
-def _change(data: RunData, label: str, key: str, show: Any) -> KeyFigure | None:
+def _change(data: RunData, label: str, key: str, show: Any) -> html.KeyFigure | None:
     known = [(e["step"], v) for e in data.zero.of("eval") if (v := finite_float(e.get(key))) is not None]
     if not known:
         return None
     rows = finite_int(data.zero.last("eval").get("rows"))
     note = f"{rows:,} rows, after step {known[-1][0]:,}" if rows else f"after step {known[-1][0]:,}"
-    return KeyFigure(label, show(known[-1][1]), note, show(known[0][1]) if len(known) > 1 else None)
+    return html.KeyFigure(label, show(known[-1][1]), note, show(known[0][1]) if len(known) > 1 else None)
 
 
-def _right_answers(data: RunData) -> KeyFigure | None:
+def _right_answers(data: RunData) -> html.KeyFigure | None:
     card = _change(data, "exact match", "exact_match", text.format_percent)
     checked = finite_int(data.zero.last("eval").get("checked"))
-    return KeyFigure(card.label, card.value, f"of {checked:,}, exact match", card.before) if card and checked else card
+    return (
+        html.KeyFigure(card.label, card.value, f"of {checked:,}, exact match", card.before)
+        if card and checked
+        else card
+    )
 
 
-def _speed(data: RunData) -> KeyFigure | None:
+def _speed(data: RunData) -> html.KeyFigure | None:
     if data.own_program:
         return _program_speed(data)
     rate, each = finite_float(data.metrics.get("tokens_per_s")), data.metrics.get("tokens_per_s_per_rank")
@@ -185,27 +167,27 @@ def _speed(data: RunData) -> KeyFigure | None:
         return None
     real, padded = finite_float(data.metrics.get("tokens_real")), finite_float(data.metrics.get("tokens_padded"))
     padding = f"; {text.format_percent(padded / (real + padded))} padding" if real and padded is not None else ""
-    return KeyFigure("real tokens / s", text.format_rate(rate), f"{text.format_rate(each)} per rank{padding}")
+    return html.KeyFigure("real tokens / s", text.format_rate(rate), f"{text.format_rate(each)} per rank{padding}")
 
 
-def _program_speed(data: RunData) -> KeyFigure | None:
+def _program_speed(data: RunData) -> html.KeyFigure | None:
     tokens, steps = (finite_float(data.metrics.get(name)) for name in ("tokens_per_s", "steps_per_s"))
     source = "parsed from its output" if data.metrics.get("progress_source") == "log" else "as reported"
     if tokens is not None:
-        return KeyFigure("tokens / s", text.format_rate(tokens), source)
-    return None if steps is None else KeyFigure("steps / s", f"{steps:.3g}", source)
+        return html.KeyFigure("tokens / s", text.format_rate(tokens), source)
+    return None if steps is None else html.KeyFigure("steps / s", f"{steps:.3g}", source)
 
 
-def _step_time(data: RunData) -> KeyFigure | None:
+def _step_time(data: RunData) -> html.KeyFigure | None:
     step = text.as_dict(data.metrics.get("step_time_s"))
     if finite_float(step.get("median")) is None:
         return None
-    return KeyFigure(
+    return html.KeyFigure(
         "step time", text.format_duration(step["median"]), f"median; p90 {text.format_duration(step.get('p90'))}"
     )
 
 
-def _memory(data: RunData) -> KeyFigure | None:
+def _memory(data: RunData) -> html.KeyFigure | None:
     peaks = {
         rank: max(known)
         for rank, story in data.histories.items()
@@ -215,10 +197,10 @@ def _memory(data: RunData) -> KeyFigure | None:
         return None
     top, low = max(peaks, key=lambda r: peaks[r]), min(peaks, key=lambda r: peaks[r])
     least = f"; lowest: rank {low}, {text.format_bytes(peaks[low])}" if low != top else ""
-    return KeyFigure("peak memory per rank", text.format_bytes(peaks[top]), f"rank {top}{least}")
+    return html.KeyFigure("peak memory per rank", text.format_bytes(peaks[top]), f"rank {top}{least}")
 
 
-def _wall_time(data: RunData) -> KeyFigure | None:
+def _wall_time(data: RunData) -> html.KeyFigure | None:
     effective = text.as_dict(data.metrics.get("effective_training_time"))
     wall = finite_float(effective.get("wall_time_s")) or finite_float(data.metrics.get("wall_time_s"))
     if wall is None:
@@ -230,24 +212,24 @@ def _wall_time(data: RunData) -> KeyFigure | None:
     notes = [*([] if data.own_program else [note]), *([f"{attempts} attempts"] if attempts > 1 else [])]
     share = finite_float(effective.get("share"))
     notes += [] if share is None else [f"{text.format_percent(share)} effective"]
-    return KeyFigure("wall time", text.format_duration(wall), ", ".join(notes))
+    return html.KeyFigure("wall time", text.format_duration(wall), ", ".join(notes))
 
 
-def _cost(data: RunData) -> KeyFigure | None:
+def _cost(data: RunData) -> html.KeyFigure | None:
     shown, _, note = cost_row(data.metrics.get("cost")).partition(", ")
-    return KeyFigure("cost", shown, note) if shown else None
+    return html.KeyFigure("cost", shown, note) if shown else None
 
 
-def _mfu(data: RunData) -> KeyFigure | None:
+def _mfu(data: RunData) -> html.KeyFigure | None:
     mfu = finite_float(data.metrics.get("mfu"))
     if mfu is None:
         return None
     more = finite_float(data.metrics.get("mfu_with_attention"))
     attention = "" if more is None else f"; {text.format_percent(more)} with attention"
-    return KeyFigure("MFU", text.format_percent(mfu), f"of the dense bf16 peak{attention}")
+    return html.KeyFigure("MFU", text.format_percent(mfu), f"of the dense bf16 peak{attention}")
 
 
-def proof(data: RunData) -> Items | None:
+def proof(data: RunData) -> html.Items | None:
     """Return the three checks of step 0; None for a user's own program, which has none."""
     if data.own_program:
         return None
@@ -268,12 +250,12 @@ def proof(data: RunData) -> Items | None:
         ),
     ]
     if shown:
-        items = [Item("✓" if ok else "✗", "good" if ok else "bad", title, detail) for title, detail, ok in checks]
+        items = [html.Item("✓" if ok else "✗", "good" if ok else "bad", title, detail) for title, detail, ok in checks]
     else:
         failed = any(e.get("type") == "ProofFailed" for e in data.errors())
         mark, tone, detail = ("✗", "bad", "failed") if failed else ("?", "muted", "the run did not reach this check")
-        items = [Item(mark, tone, title, detail) for title, _, _ in checks]
-    return Items("Checks at step 0", items)
+        items = [html.Item(mark, tone, title, detail) for title, _, _ in checks]
+    return html.Items("Checks at step 0", items)
 
 
 TIME_PARTS = {
@@ -283,7 +265,7 @@ TIME_PARTS = {
 """Parts of the wall time as in metrics.json, each with its name in `RUN_COLOURS`."""
 
 
-def _attempt_bars(effective: dict[str, Any]) -> Bars | None:
+def _attempt_bars(effective: dict[str, Any]) -> html.Bars | None:
     """Return the wall time of each attempt by its parts, as shares of the longest attempt."""
     attempts = text.as_dicts(effective.get("attempts"))
     shown = {k: RUN_COLOURS[part] for k, part in TIME_PARTS.items() if finite_float(effective.get(f"{k}_s"))}
@@ -291,13 +273,13 @@ def _attempt_bars(effective: dict[str, Any]) -> Bars | None:
     for one in attempts:
         known = {kind: finite_float(one.get(f"{kind}_s")) or 0.0 for kind in shown}
         parts = [(kind.replace("startup", "start-up"), shown[kind], seconds) for kind, seconds in known.items()]
-        rows.append(BarValues(f"attempt {one.get('attempt')}", parts, finite_float(one.get("wall_time_s")) or 0.0))
+        rows.append(html.BarValues(f"attempt {one.get('attempt')}", parts, finite_float(one.get("wall_time_s")) or 0.0))
     note = f"{text.format_percent(effective.get('share'))} of {text.format_duration(effective.get('wall_time_s'))} was "
     note += "training that counts. Repeated: steps trained again. Restart: from the verdict to the ranks' next start."
-    return stacked_bars("Wall time of the attempts", rows, text.format_duration, note)
+    return html.stacked_bars("Wall time of the attempts", rows, text.format_duration, note)
 
 
-def time_budget(data: RunData) -> Bars | None:
+def time_budget(data: RunData) -> html.Bars | None:
     """Return the parts of each attempt's time; of a training with one attempt, rank 0's time by phase."""
     effective = text.as_dict(data.metrics.get("effective_training_time"))
     if len(text.as_dicts(effective.get("attempts"))) > 1:
@@ -313,12 +295,12 @@ def time_budget(data: RunData) -> Bars | None:
                 spent[name] = spent.get(name, 0.0) + max(end - start, 0.0)
     total = sum(spent.values())
     parts = [
-        Part(name, text.format_duration(round(spent[key], 3)), 100 * spent[key] / total, RUN_COLOURS[key])
+        html.Part(name, text.format_duration(round(spent[key], 3)), 100 * spent[key] / total, RUN_COLOURS[key])
         for key, name in PHASES.items()
         if total and spent.get(key, 0.0) > 0.0005 * total
     ]
     note = "Time of rank 0, from start to end."
-    return Bars("Time of the run by phase", [Bar("", parts)], [], note) if parts else None
+    return html.Bars("Time of the run by phase", [html.Bar("", parts)], [], note) if parts else None
 
 
 def subtitle(data: RunData) -> list[str]:
@@ -341,17 +323,17 @@ _HEADERS = ("### Instruction:", "### Input:", "### Response:")
 _BLANK_LINES = re.compile(r"\n\s*\n")
 
 
-def sample_answers(data: RunData) -> list[Sample]:
+def sample_answers(data: RunData) -> list[html.Sample]:
     """Return held-out questions with their answers before and after training."""
     sample_steps = [e["step"] for e in data.zero.of("eval") if e["samples"]]
     labels = [f"after step {step}" if step else "before training" for step in sample_steps]
     first = labels[0] if len(sample_steps) > 1 or 0 in sample_steps else "before training"
     last = labels[-1] if any(sample_steps) else "after training"
     return [
-        Sample(
+        html.Sample(
             _question(row["prompt"]),
             [
-                Answer("expected answer", row["expected"].strip()),
+                html.Answer("expected answer", row["expected"].strip()),
                 _answer(first, row["before"], row["expected"]),
                 _answer(last, row["after"], row["expected"]),
             ],
@@ -360,10 +342,10 @@ def sample_answers(data: RunData) -> list[Sample]:
     ]
 
 
-def _answer(label: str, reply: str | None, expected: str) -> Answer:
+def _answer(label: str, reply: str | None, expected: str) -> html.Answer:
     if reply is None:
-        return Answer(label, None)
-    return Answer(label, reply.strip(), bool(expected.strip()) and reply.strip() == expected.strip())
+        return html.Answer(label, None)
+    return html.Answer(label, reply.strip(), bool(expected.strip()) and reply.strip() == expected.strip())
 
 
 def _question(prompt: str) -> str:

@@ -32,12 +32,19 @@ FIGURES = {
 """Compared values of ``metrics.json``, and their titles."""
 LOWER_IS_BETTER = {"train_loss_last", "eval_loss", "best_eval_loss", "step_time_s", "peak_memory_bytes"}
 HIGHER_IS_BETTER = {"accuracy", "exact_match", "tokens_per_s"}
+_ROUNDING = (
+    "train.param_dtype",
+    "train.deterministic",
+    "model.dtype",
+    "model.attention",
+    "model.float8",
+    "model.compile",
+)
+_SPEED = ("model.gradient_checkpointing", "strategy", "cluster", "torch", "device", "host", "cpu", "gpu")
 # The first prefix of a key decides what a difference of it changes.
 EFFECTS = (
-    ("data.seed", "order of the data"),
-    ("train.seed", "initial weights and dropout"),
-    (("train.param_dtype", "train.deterministic", "model.dtype", "model.attention", "model.float8", "model.compile"), "rounding, speed and memory"),
-    (("model.gradient_checkpointing", "strategy", "cluster", "torch", "device", "host", "cpu", "gpu"), "speed and memory"),
+    ("data.seed", "order of the data"), ("train.seed", "initial weights and dropout"),
+    (_ROUNDING, "rounding, speed and memory"), (_SPEED, "speed and memory"),
     (("model", "adapter", "data", "train", "script", "world_size", "global_batch_size"), "what is trained"),
     ("eval", "what is measured"),
     (("transformers", "peft", "tokenizers", "datasets", "deepspeed", "accelerate", "package."), "possibly the result"),

@@ -91,15 +91,10 @@ def _checked(event: dict[str, Any]) -> dict[str, Any] | None:
             return None
         event[needed] = at
     if event["event"] == "eval":
-        event["samples"] = _samples(event.get("samples"))
+        names = ("prompt", "expected", "reply")
+        rows = as_dicts(event.get("samples"))
+        event["samples"] = [{name: sanitize(sample.get(name) or "") for name in names} for sample in rows]
     return event
-
-
-def _samples(value: Any) -> list[dict[str, str]]:
-    return [
-        {name: sanitize(sample.get(name) or "") for name in ("prompt", "expected", "reply")}
-        for sample in as_dicts(value)
-    ]
 
 
 def _step(event: dict[str, Any]) -> StepRecord:
@@ -218,14 +213,8 @@ class RunData:
             if code not in (None, 0, SIGTERM) and (end["attempt"], finite_int(end.get("rank"))) not in known:
                 message = "the rank was killed" if code < 0 else "the rank ended without an error message"
                 errors.append({**end, "type": _exit_cause(code), "message": message})
-        return sorted(
-            errors,
-            key=lambda e: (
-                -(finite_int(e.get("attempt")) or 0),
-                e.get("echo") is True,
-                finite_float(e.get("time")) or 0.0,
-            ),
-        )
+        errors.sort(key=lambda e: (e.get("echo") is True, finite_float(e.get("time")) or 0.0))
+        return sorted(errors, key=lambda e: -(finite_int(e.get("attempt")) or 0))
 
 
 def _exit_cause(code: int) -> str:

@@ -52,16 +52,8 @@ def eval_table(data: RunData) -> Table | None:
 def checkpoint_table(data: RunData) -> Table | None:
     """Return the checkpoints that were written, and whether they still exist."""
     written = {e["step"]: e for e in data.zero.of("checkpoint")}
-    steps = sorted({*written, *data.checkpoints})
-    items = [
-        {
-            **data.checkpoints.get(step, {}),
-            **written.get(step, {}),
-            "step": step,
-            "there": data.checkpoints.get(step, {}),
-        }
-        for step in steps
-    ]
+    there = {step: data.checkpoints.get(step, {}) for step in sorted({*written, *data.checkpoints})}
+    items = [{**kept, **written.get(step, {}), "step": step, "there": kept} for step, kept in there.items()]
 
     def size(item: dict[str, Any]) -> str:
         there = item["there"]

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import structs
 
+from allranks.analysis.trace import records
 from allranks.analysis.trace.activity import KIND_NAMES, TimeTotals
 from allranks.analysis.trace.alignment import (
     CollectivePair,
@@ -26,31 +27,13 @@ from allranks.analysis.trace.events import bus_factor
 from allranks.analysis.trace.files import TraceSet
 from allranks.analysis.trace.intervals import mean
 from allranks.analysis.trace.rank import RankResult, UnreadableTrace
-from allranks.analysis.trace.records import (
-    MAX_DISTINCT_SIZES,
-    PHASES,
-    CollectiveRow,
-    LaunchRow,
-    Pairing,
-    PairReport,
-    PhaseRow,
-    Problem,
-    RankReport,
-    StepReport,
-    StragglerRow,
-    TopRow,
-    TraceReport,
-)
 from allranks.analysis.trace.steps import SECONDS_PER_US
 from allranks.utils.text import format_list
 
 SIZE_BUCKETS = (
-    (1 << 12, "<= 4 KiB"),
-    (1 << 16, "<= 64 KiB"),
-    (1 << 20, "<= 1 MiB"),
-    (1 << 24, "<= 16 MiB"),
+    (1 << 12, "<= 4 KiB"), (1 << 16, "<= 64 KiB"), (1 << 20, "<= 1 MiB"), (1 << 24, "<= 16 MiB"),
     (1 << 28, "<= 256 MiB"),
-)
+)  # fmt: skip
 
 
 def _size_bucket(c: Collective) -> str | None:
@@ -59,7 +42,7 @@ def _size_bucket(c: Collective) -> str | None:
     return next((label for limit, label in SIZE_BUCKETS if c.bytes <= limit), "> 256 MiB")
 
 
-def collective_rows(paired: PairingResult, *, by_size: bool = False) -> tuple[CollectiveRow, ...]:
+def collective_rows(paired: PairingResult, *, by_size: bool = False) -> tuple[records.CollectiveRow, ...]:
     """Return rows by kind, or by kind and size."""
     pairs: dict[tuple[str, str | None], list[CollectivePair]] = defaultdict(list)
     alone: dict[tuple[str, str | None], list[Collective]] = defaultdict(list)
@@ -76,7 +59,7 @@ def collective_rows(paired: PairingResult, *, by_size: bool = False) -> tuple[Co
 
 def _collective_row(
     kind: str, label: str | None, pairs: list[CollectivePair], alone: list[Collective]
-) -> CollectiveRow:
+) -> records.CollectiveRow:
     every = [c for p in pairs for c in p.members.values()] + alone
     durations = [c.duration for c in every]
     sizes = {c.size for c in every}
@@ -89,13 +72,13 @@ def _collective_row(
     distinct = sorted(set(known))
     transfer = sum(p.transfer * len(p.members) for p in pairs)
     moved = sum(b for b, _, _ in sized)
-    return CollectiveRow(
+    return records.CollectiveRow(
         kind=kind,
         group_size=next(iter(sizes)) if len(sizes) == 1 else None,
         size_bucket=label,
         count=len(every),
         bytes=sum(known) if known else None,
-        distinct_bytes=tuple(distinct if len(distinct) <= MAX_DISTINCT_SIZES else (distinct[0], distinct[-1])),
+        distinct_bytes=tuple(distinct if len(distinct) <= records.MAX_DISTINCT_SIZES else (distinct[0], distinct[-1])),
         n_distinct=len(distinct),
         total_s=sum(durations) * SECONDS_PER_US,
         transfer_s=transfer * SECONDS_PER_US if pairs else None,
@@ -109,18 +92,18 @@ def _collective_row(
     )
 
 
-def launch_rows(ranks: Mapping[int, RankResult]) -> tuple[LaunchRow, ...]:
+def launch_rows(ranks: Mapping[int, RankResult]) -> tuple[records.LaunchRow, ...]:
     """Return rows by rank, step, kind, and the phase of the launch."""
     rows: dict[tuple[int, int | None, str, int], list[Collective]] = defaultdict(list)
     for rank, result in ranks.items():
         for c in result.collectives:
             rows[rank, c.step, c.kind, c.phase].append(c)
     return tuple(
-        LaunchRow(
+        records.LaunchRow(
             rank=rank,
             step=step,
             kind=kind,
-            phase=PHASES[phase],
+            phase=records.PHASES[phase],
             count=len(launches),
             bytes=None if any(c.bytes is None for c in launches) else sum(c.bytes or 0 for c in launches),
             time_s=sum(c.duration for c in launches) * SECONDS_PER_US,
@@ -135,12 +118,12 @@ MAX_SHOWN_PAIRS = 50
 TIED_US = 0.5  # ranks that arrive within this time count as simultaneous
 
 
-def pairing_report(paired: PairingResult, clocks: Mapping[int, RankClock], zero: float) -> Pairing:
+def pairing_report(paired: PairingResult, clocks: Mapping[int, RankClock], zero: float) -> records.Pairing:
     """Summarize all pairs, and list the `SHOWN_PAIRS` with the longest waits; ``zero``: time 0 of the common clock."""
     pairs = paired.pairs
     real = [p for p in pairs if not p.startup]
     longest = sorted(pairs, key=lambda p: -sum(p.waits().values()))[:MAX_SHOWN_PAIRS]
-    return Pairing(
+    return records.Pairing(
         paired=len(pairs),
         by_sequence=sum(p.by_sequence for p in pairs),
         by_order=sum(not p.by_sequence for p in pairs),
@@ -151,10 +134,10 @@ def pairing_report(paired: PairingResult, clocks: Mapping[int, RankClock], zero:
     )
 
 
-def _pair_report(p: CollectivePair, clocks: Mapping[int, RankClock], zero: float) -> PairReport:
+def _pair_report(p: CollectivePair, clocks: Mapping[int, RankClock], zero: float) -> records.PairReport:
     ranks = sorted(p.members)
     waits = p.waits()
-    return PairReport(
+    return records.PairReport(
         kind=p.kind,
         group=p.first.group or "",
         key=p.key,
@@ -169,7 +152,9 @@ def _pair_report(p: CollectivePair, clocks: Mapping[int, RankClock], zero: float
     )
 
 
-def straggler_rows(pairs: Iterable[CollectivePair], ranks: Mapping[int, RankResult]) -> tuple[StragglerRow, ...]:
+def straggler_rows(
+    pairs: Iterable[CollectivePair], ranks: Mapping[int, RankResult]
+) -> tuple[records.StragglerRow, ...]:
     """Return which ranks arrived last, and how long the first one waited for them. A tie has no last rank."""
     waited: dict[int, list[float]] = {r: [] for r in ranks}
     late: dict[int, list[float]] = {r: [] for r in ranks}
@@ -183,7 +168,7 @@ def straggler_rows(pairs: Iterable[CollectivePair], ranks: Mapping[int, RankResu
         if waits[order[1]] - waits[order[0]] > TIED_US:
             late[order[0]].append(waits[order[-1]])
     rows = [
-        StragglerRow(
+        records.StragglerRow(
             rank=r,
             pairs=len(waited[r]),
             last=len(late[r]),
@@ -199,7 +184,7 @@ def straggler_rows(pairs: Iterable[CollectivePair], ranks: Mapping[int, RankResu
     return tuple(sorted(rows, key=lambda row: -row.caused_wait_s))
 
 
-def file_problems(rank: int, result: RankResult) -> list[Problem]:
+def file_problems(rank: int, result: RankResult) -> list[records.Problem]:
     """Return the problems with the trace of one rank."""
     problems = list(result.remarks)
     if result.skipped:
@@ -211,36 +196,36 @@ def file_problems(rank: int, result: RankResult) -> list[Problem]:
             "position"
         )
         problems.insert(0, ("warning", "truncated", text))
-    return [Problem(severity, kind, text, result.path, rank) for severity, kind, text in problems]
+    return [records.Problem(severity, kind, text, result.path, rank) for severity, kind, text in problems]
 
 
 def report_problems(
     ranks: Mapping[int, RankResult], clocks: Mapping[int, RankClock], missing: tuple[int, ...], world: int | None
-) -> Iterator[Problem]:
+) -> Iterator[records.Problem]:
     """Yield what limits the figures of all ranks together."""
     alone = [r for r, c in clocks.items() if not c.pairs]
     if len(ranks) > 1 and alone:
         text = f"the clocks of ranks {format_list(alone, 8)} could not be aligned: no collective in common"
-        yield Problem("warning", "not_aligned", text)
+        yield records.Problem("warning", "not_aligned", text)
     if missing:
         text = (
             f"{len(ranks)} of {world} ranks were read; missing: {format_list(missing, 8)}. "
             "If a missing rank arrived last, waiting time is counted as transfer"
         )
-        yield Problem("warning" if len(ranks) > 1 else "note", "missing_ranks", text)
+        yield records.Problem("warning" if len(ranks) > 1 else "note", "missing_ranks", text)
     if without := sum(c.bytes is None for r in ranks.values() for c in r.collectives):
         text = f"{without} collectives have no size and are not in bytes and bandwidths (use record_shapes=True)"
-        yield Problem("note", "no_sizes", text)
+        yield records.Problem("note", "no_sizes", text)
 
 
-def rank_report(rank: int, result: RankResult, clock: RankClock, zero: float, trimmed: bool) -> RankReport:
+def rank_report(rank: int, result: RankResult, clock: RankClock, zero: float, trimmed: bool) -> records.RankReport:
     """Build the report of a rank; ``zero``: time 0 of the common clock; ``trimmed``: the first step was cut."""
 
     def at(t: float) -> float:
         return (clock.common(t) - zero) * SECONDS_PER_US
 
     steps = tuple(
-        StepReport(
+        records.StepReport(
             step=s.number,
             start_s=at(s.start),
             end_s=at(s.end),
@@ -250,7 +235,7 @@ def rank_report(rank: int, result: RankResult, clock: RankClock, zero: float, tr
         )
         for i, s in enumerate(result.steps)
     )
-    return RankReport(
+    return records.RankReport(
         rank=rank,
         path=result.path,
         file_bytes=result.file_bytes,
@@ -274,19 +259,19 @@ def rank_report(rank: int, result: RankResult, clock: RankClock, zero: float, tr
     )
 
 
-def _sum_phases(rows: Sequence[Sequence[PhaseRow]]) -> tuple[PhaseRow, ...]:
+def _sum_phases(rows: Sequence[Sequence[records.PhaseRow]]) -> tuple[records.PhaseRow, ...]:
     return tuple(
-        PhaseRow(
+        records.PhaseRow(
             phase=name, **{part: sum(getattr(r[i], part) for r in rows) for part in ("host_s", "busy_s", "comm_s")}
         )
-        for i, name in enumerate(PHASES)
+        for i, name in enumerate(records.PHASES)
     )
 
 
 MAX_TOP_ROWS = 50
 
 
-def top_rows(parts: Iterable[TimeTotals]) -> tuple[TopRow, ...]:
+def top_rows(parts: Iterable[TimeTotals]) -> tuple[records.TopRow, ...]:
     """Return the `SHOWN_TOPS` names with the most time."""
     rows: dict[str, list[float]] = {}
     for part in parts:
@@ -298,7 +283,7 @@ def top_rows(parts: Iterable[TimeTotals]) -> tuple[TopRow, ...]:
     whole = sum(row[1] for row in rows.values()) or 1.0
     ranked = sorted(rows.items(), key=lambda item: -item[1][1])[:MAX_TOP_ROWS]
     return tuple(
-        TopRow(
+        records.TopRow(
             name=name,
             kind=KIND_NAMES[int(kind)],  # type: ignore[arg-type]
             count=int(count),
@@ -324,13 +309,13 @@ CPU_DEFINITION = (
 
 def build_report(
     trace_set: TraceSet, results: Sequence[tuple[int, RankResult | UnreadableTrace]]
-) -> TraceReport | None:
+) -> records.TraceReport | None:
     """Return the report of one run or window; None if none of its files could be read."""
     problems = list(trace_set.problems)
     ranks: dict[int, RankResult] = {}
     for rank, result in results:
         if isinstance(result, UnreadableTrace):
-            problems.append(Problem("error", result.kind, result.message, result.path, rank))
+            problems.append(records.Problem("error", result.kind, result.message, result.path, rank))
         else:
             ranks[rank] = result
             problems += file_problems(rank, result)
@@ -345,13 +330,13 @@ def build_report(
             f"the ranks' profilers started up to {startup.skew_s * 1e3:.3f} ms apart; step times start after "
             f"{startup.until}"
         )
-        problems.append(Problem("note", "startup_skew", text))
+        problems.append(records.Problem("note", "startup_skew", text))
     world = max((r.world_size for r in ranks.values() if r.world_size), default=trace_set.world)
     missing = tuple(r for r in range(world) if r not in ranks) if world else ()
     problems += report_problems(ranks, clocks, missing, world)
     zero = min(clocks[r].common(result.start) for r, result in ranks.items())
     device = "gpu" if any(r.device == "gpu" for r in ranks.values()) else "cpu"
-    return TraceReport(
+    return records.TraceReport(
         name=trace_set.name,
         path=str(trace_set.path),
         window=trace_set.window,

@@ -84,7 +84,9 @@ class _CallIndex:
 def _of_kernel(kernel: CommKernel, events: RankEvents, index: _CallIndex, default: int | None) -> Collective:
     launch = events.launches.get(kernel.correlation) if kernel.correlation is not None else None
     around = index.around(*launch) if launch is not None else []
-    metadata = kernel.told or next((c.told for c in around if c.told is not None), None) or CollectiveMetadata()
+    metadata = (
+        kernel.metadata or next((c.metadata for c in around if c.metadata is not None), None) or CollectiveMetadata()
+    )
     kind = metadata.kind or next((c.kind for c in around if c.kind is not None), None) or kernel.kind or "unknown"
     size = metadata.size if metadata.size is not None else default
     nbytes = metadata.bytes
@@ -212,7 +214,7 @@ def _bytes(call: HostCommCall, kind: str, size: int | None) -> int | None:
 
 
 def _of_call(call: HostCommCall, default: int | None) -> Collective:
-    metadata = call.told or CollectiveMetadata()
+    metadata = call.metadata or CollectiveMetadata()
     kind = metadata.kind or call.kind or collective_kind(call.name) or "unknown"
     size = metadata.size if metadata.size is not None else default
     nbytes = metadata.bytes if metadata.bytes is not None else _bytes(call, kind, size)

@@ -136,7 +136,8 @@ def _tops(report: TraceReport, parts: int) -> Figures:
 
 def _remarks(a: TraceReport, b: TraceReport, by_step: bool) -> Iterable[str]:
     if a.device != b.device:
-        yield f"{_title(a)} ran on {a.device.upper()}, {_title(b)} on {b.device.upper()}: compute is measured differently"
+        devices = f"{_title(a)} ran on {a.device.upper()}, {_title(b)} on {b.device.upper()}"
+        yield f"{devices}: compute is measured differently"
     if a.world_size != b.world_size:
         yield f"world sizes differ: {a.world_size or 'unknown'} and {b.world_size or 'unknown'}"
     for report in (a, b):

@@ -28,19 +28,10 @@ _COMM_OPERATOR = re.compile(
 _LETTERS = re.compile(r"[^a-z]")
 # the first entry contained in a name decides
 _KINDS = (
-    ("reducescatter", "reduce_scatter"),
-    ("allreduce", "all_reduce"),
-    ("allgather", "all_gather"),
-    ("alltoall", "all_to_all"),
-    ("broadcast", "broadcast"),
-    ("barrier", "barrier"),
-    ("sendrecv", "send_recv"),
-    ("gather", "gather"),
-    ("scatter", "scatter"),
-    ("reduce", "reduce"),
-    ("send", "send"),
-    ("recv", "recv"),
-)
+    ("reducescatter", "reduce_scatter"), ("allreduce", "all_reduce"), ("allgather", "all_gather"),
+    ("alltoall", "all_to_all"), ("broadcast", "broadcast"), ("barrier", "barrier"), ("sendrecv", "send_recv"),
+    ("gather", "gather"), ("scatter", "scatter"), ("reduce", "reduce"), ("send", "send"), ("recv", "recv"),
+)  # fmt: skip
 POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
 # all ranks end these together, so their ends can align clocks; the root of a broadcast may end earlier
 SYNCHRONISING = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
@@ -104,9 +95,10 @@ _WRAPPER = re.compile(r"^autograd::engine::evaluate_function|^torch::autograd::|
 _OPERATOR, _RUNTIME, _ANNOTATION, _PYTHON = 3, 4, 5, 6  # and COMPUTE or COPY on a device
 _CATEGORIES: dict[str | None, int] = {
     "kernel": COMPUTE, "Kernel": COMPUTE, "gpu_memcpy": COPY, "Memcpy": COPY, "gpu_memset": COPY, "Memset": COPY,
-    "cuda_runtime": _RUNTIME, "cuda_driver": _RUNTIME, "hip_runtime": _RUNTIME, "hip_driver": _RUNTIME, "xpu_runtime": _RUNTIME,
-    "privateuse1_runtime": _RUNTIME, "mtia_runtime": _RUNTIME, "Runtime": _RUNTIME, "user_annotation": _ANNOTATION,
-    "Annotation": _ANNOTATION, "cpu_op": _OPERATOR, "Operator": _OPERATOR, "python_function": _PYTHON,
+    "cuda_runtime": _RUNTIME, "cuda_driver": _RUNTIME, "hip_runtime": _RUNTIME, "hip_driver": _RUNTIME,
+    "xpu_runtime": _RUNTIME, "privateuse1_runtime": _RUNTIME, "mtia_runtime": _RUNTIME, "Runtime": _RUNTIME,
+    "user_annotation": _ANNOTATION, "Annotation": _ANNOTATION, "cpu_op": _OPERATOR, "Operator": _OPERATOR,
+    "python_function": _PYTHON,
 }  # fmt: skip
 LONGEST_US = 1e13  # some months
 LATEST_US = 1e17  # clocks count from 1970; larger 64-bit floats have no microsecond resolution
@@ -135,7 +127,7 @@ class HostCommCall(Struct, gc=False):
     name: str
     kind: str | None
     tensors: tuple[tuple[int, int | None], ...]  # (elements, bytes of one) of each tensor argument, lists summed
-    told: CollectiveMetadata | None
+    metadata: CollectiveMetadata | None
 
 
 class CommKernel(Struct, gc=False):
@@ -146,7 +138,7 @@ class CommKernel(Struct, gc=False):
     name: str
     kind: str | None
     correlation: int | None
-    told: CollectiveMetadata | None
+    metadata: CollectiveMetadata | None
 
 
 class ThreadOperators:
@@ -205,7 +197,7 @@ class RankEvents:
         self.launches: dict[int, tuple[float, int]] = {}
         self.memory: dict[tuple[int, int], list[tuple[float, int, int]]] = {}
 
-    def add(self, events: Iterable[TraceEvent]) -> None:  # noqa: PLR0912 - a call an event would take longer than its branch
+    def add(self, events: Iterable[TraceEvent]) -> None:  # noqa: PLR0912 - a call would cost more than its branch
         """Add the relevant events of a piece of the trace. Operators are the most frequent and have a fast path."""
         ids, classes, launches = self._ids, self.classes, self.launches
         pid: int | str | None = None

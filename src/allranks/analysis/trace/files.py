@@ -84,7 +84,7 @@ class TraceFile(Struct):
     window: tuple[int, ...]  # order of the windows of a rank, from names
     rank: int | None
     world: int | None
-    told: bool  # the rank is from the trace, not from the name
+    rank_in_trace: bool  # not from the name
 
 
 class TraceSet(Struct):
@@ -138,7 +138,7 @@ def _describe(file: Path, given: Path) -> TraceFile:
         window=(attempt, *map(int, numbers)),
         rank=own if own is not None else named,
         world=parse_rank(info.get("world_size")) or None,
-        told=own is not None,
+        rank_in_trace=own is not None,
     )
 
 
@@ -150,7 +150,11 @@ def _named_rank(pattern: re.Pattern[str], name: str) -> int | None:
 def _runs(files: list[TraceFile]) -> list[list[TraceFile]]:
     """Return a folder's files by run: one if all are ranks of one world, else by names without numbers."""
     worlds = {f.world for f in files}
-    if len(worlds) == 1 and worlds.isdisjoint({None, 1}) and len({f.rank for f in files if f.told}) == len(files):
+    if (
+        len(worlds) == 1
+        and worlds.isdisjoint({None, 1})
+        and len({f.rank for f in files if f.rank_in_trace}) == len(files)
+    ):
         return [files]
     groups: dict[str, list[TraceFile]] = {}
     for file in files:

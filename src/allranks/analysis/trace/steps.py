@@ -34,10 +34,10 @@ STEP_PATTERN = re.compile(r"^ProfilerStep\s*#\s*(\d{1,18})(?!\d)")
 # names that programs use for the parts of a step; matched without decoration
 _PHASE_OF_NAME = {
     "forward": FORWARD, "fwd": FORWARD, "forward pass": FORWARD, "forward_pass": FORWARD, "forward_step": FORWARD,
-    "backward": BACKWARD, "bwd": BACKWARD, "backward pass": BACKWARD, "backward_pass": BACKWARD, "backward_step": BACKWARD,
-    "optimizer": OPTIMIZER, "optimizer step": OPTIMIZER, "optimizer_step": OPTIMIZER, "optim": OPTIMIZER,
-    "optim step": OPTIMIZER, "optim_step": OPTIMIZER, "opt_step": OPTIMIZER,
-    "data": DATA, "data load": DATA, "data_load": DATA, "dataload": DATA, "data loading": DATA, "data_loading": DATA,
+    "backward": BACKWARD, "bwd": BACKWARD, "backward pass": BACKWARD, "backward_pass": BACKWARD,
+    "backward_step": BACKWARD, "optimizer": OPTIMIZER, "optimizer step": OPTIMIZER, "optimizer_step": OPTIMIZER,
+    "optim": OPTIMIZER, "optim step": OPTIMIZER, "optim_step": OPTIMIZER, "opt_step": OPTIMIZER, "data": DATA,
+    "data load": DATA, "data_load": DATA, "dataload": DATA, "data loading": DATA, "data_loading": DATA,
     "load_batch": DATA, "get_batch": DATA, "batch_generator": DATA,
 }  # fmt: skip
 

@@ -13,17 +13,7 @@ from allranks.errors import EnvironmentNotAble, RequestError
 from allranks.lab.cluster import processes
 from allranks.lab.cluster.plan import BoxPaths, BoxPlan, FaultRecord, NodePlan, check_name, require_node
 from allranks.lab.cluster.processes import DEFAULT_TIMEOUT_S, find_program, run_command
-from allranks.nodes.slurm.endpoints import (
-    DEFAULT_NAME,
-    NAME_VARIABLE,
-    VERSION,
-    SlurmEndpoint,
-    boot_id,
-    read_endpoint,
-    select,
-    start_ticks,
-    state_root,
-)
+from allranks.nodes.slurm import endpoints
 from allranks.nodes.slurm.srun import CLOCK_VARIABLE
 
 
@@ -83,20 +73,20 @@ class Box:
         """Return the environment of a Slurm command for this box."""
         return {
             "SLURM_CONF": str(self.folder.slurm_conf),
-            NAME_VARIABLE: self.name,
+            endpoints.NAME_VARIABLE: self.name,
             processes.ID_VARIABLE: self.identity,
         }
 
-    def endpoint(self) -> SlurmEndpoint:
+    def endpoint(self) -> endpoints.SlurmEndpoint:
         """Return what Slurm's clients need to enter the box; published once it is running."""
         login = self.init(self.plan.login)
-        ticks = start_ticks(login)
+        ticks = endpoints.start_ticks(login)
         if ticks is None:
             raise self._not_up()
-        return SlurmEndpoint(
-            version=VERSION,
+        return endpoints.SlurmEndpoint(
+            version=endpoints.VERSION,
             name=self.name,
-            boot_id=boot_id(),
+            boot_id=endpoints.boot_id(),
             pid=login,
             start_ticks=ticks,
             enter=processes.enter_as_user(self.plan, login, processes.LOGIN_KINDS),
@@ -111,7 +101,7 @@ class Box:
         (default: the caller's), and sees the same files. It receives signals and returns exit codes directly, because
         there is no process in between. It sees the box's network, host name and /etc/hosts.
         """
-        published = read_endpoint(self.folder.path)
+        published = endpoints.read_endpoint(self.folder.path)
         if published is None or published.environment != self.env():  # not yet, or by a later box of the same name
             published = self.endpoint()
         return published.command_prefix(cwd or Path.cwd())
@@ -165,7 +155,7 @@ def load_box(path: Path) -> Box | None:
 
 def list_boxes() -> list[Box]:
     """Return this user's running boxes."""
-    folder = state_root()
+    folder = endpoints.state_root()
     if not folder.is_dir():
         return []
     boxes = [load_box(path) for path in sorted(folder.iterdir())]
@@ -177,18 +167,18 @@ def find_box(name: str | None = None) -> Box | None:
 
     Without a name: the box in ``ALLRANKS_BOX``; else the only one; else the one with the default name.
     """
-    name = name or os.environ.get(NAME_VARIABLE) or None
+    name = name or os.environ.get(endpoints.NAME_VARIABLE) or None
     if name is not None:
-        box = load_box(state_root() / check_name(name))
+        box = load_box(endpoints.state_root() / check_name(name))
         return box if box is not None and box.is_alive() else None
     boxes = {box.name: box for box in list_boxes()}
-    chosen = select(list(boxes), None)
+    chosen = endpoints.select(list(boxes), None)
     return boxes[chosen] if chosen is not None else None
 
 
 def box_names() -> list[str]:
     """Return every box of this user with files left, running or not."""
-    folder = state_root()
+    folder = endpoints.state_root()
     return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
 
@@ -198,7 +188,7 @@ def default_name() -> str:
     left = box_names()
     if box is not None:
         return box.name
-    return os.environ.get(NAME_VARIABLE) or (left[0] if len(left) == 1 else DEFAULT_NAME)
+    return os.environ.get(endpoints.NAME_VARIABLE) or (left[0] if len(left) == 1 else endpoints.DEFAULT_NAME)
 
 
 def need_box(name: str | None = None) -> Box:

@@ -71,6 +71,7 @@ def _exclusive_lock() -> Iterator[None]:
         handle = os.open(state_root(), os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # 0: the holder before has removed the folder, and whoever comes next makes another
             if os.fstat(handle).st_nlink > 0:
                 try:
                     yield
@@ -180,6 +181,7 @@ def _end_processes(identity: str, name: str) -> None:
     below = processes.in_namespaces("pid", pid_spaces)
     processes.kill(inits.values())
     processes.wait_gone(below, GONE_TIMEOUT_S / 5)
+    # a process may fork while it is looked for
     for _ in range(4):
         processes.kill(victims())
         if not processes.wait_gone(victims(), GONE_TIMEOUT_S / 5):

@@ -319,7 +319,7 @@ def _hidden(options: BoxOptions, names: tuple[str, ...], folder: str) -> dict[st
         path = checked_hidden_path(entry.path, folder, "--hide")
         for name in entry.nodes or names:
             hidden[require_node(name, names, f"--hide {entry.path}")].append(path)
-    if not options.shared_tmp and PurePosixPath(folder).is_relative_to("/tmp"):  # noqa: S108 - the nodes' own /tmp is meant
+    if not options.shared_tmp and PurePosixPath(folder).is_relative_to("/tmp"):  # noqa: S108 - that of nodes
         raise RequestError(
             f"The box would keep its state in {folder}, which the nodes' private /tmp hides. "
             "Set XDG_RUNTIME_DIR to a folder outside /tmp, or use --shared-tmp."

@@ -18,20 +18,10 @@ from allranks.utils.filesystem import PACKAGE_FOLDER
 
 INSTALL = "On Debian or Ubuntu run scripts/install-slurm.sh, or: apt-get install --no-install-recommends"
 PACKAGES = {
-    "munged": "munge",
-    "slurmctld": "slurm-wlm",
-    "slurmd": "slurm-wlm",
-    "srun": "slurm-wlm",
-    "sbatch": "slurm-wlm",
-    "scontrol": "slurm-wlm",
-    "ip": "iproute2",
-    "tc": "iproute2",
-    "nsenter": "util-linux",
-    "unshare": "util-linux",
-    "setsid": "util-linux",
-    "setpriv": "util-linux",
-    "hostname": "hostname",
-}
+    "munged": "munge", "slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "srun": "slurm-wlm", "sbatch": "slurm-wlm",
+    "scontrol": "slurm-wlm", "ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux",
+    "setsid": "util-linux", "setpriv": "util-linux", "hostname": "hostname",
+}  # fmt: skip
 ACCOUNTING_PACKAGES = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server", "mariadb-install-db": "mariadb-server"}
 
 

@@ -15,21 +15,9 @@ from typing import Any, Protocol
 import msgspec
 
 from allranks.errors import AllranksError, EnvironmentNotAble
+from allranks.lab.smoke import records
 from allranks.lab.smoke.figures import figure_rows
-from allranks.lab.smoke.records import (
-    FAILED,
-    NOT_REACHED,
-    NOT_TESTABLE,
-    Evidence,
-    Placement,
-    PlaceName,
-    Scale,
-    SmokeReport,
-    SmokeTest,
-    TestResult,
-    evaluate_criteria,
-    read_evidence,
-)
+from allranks.lab.smoke.records import evaluate_criteria
 from allranks.lab.smoke.sizes import build_spec
 from allranks.launch import runs
 from allranks.launch.outcome import RunResult
@@ -44,8 +32,8 @@ PACKAGES = ("allranks", "torch", "transformers", "peft", "deepspeed")
 class SmokeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of the user."""
 
-    place: PlaceName = "local"
-    scale: Scale = "fit"
+    place: records.PlaceName = "local"
+    scale: records.Scale = "fit"
     sets: tuple[str, ...] = ()
     run_root: str = "runs"
 
@@ -60,9 +48,9 @@ class SmokeOptions(msgspec.Struct, frozen=True, kw_only=True):
 class PreparedTest(msgspec.Struct, frozen=True, kw_only=True):
     """A test prepared for a place; ``unable`` says why it cannot be run there."""
 
-    test: SmokeTest
+    test: records.SmokeTest
     spec: RunSpec | None = None
-    placement: Placement | None = None
+    placement: records.Placement | None = None
     scaled: list[str] = []
     unable: str = ""
 
@@ -84,11 +72,11 @@ class SmokeObserver(Protocol):
 
     def begin(self, ready: PreparedTest) -> None: ...
 
-    def end(self, result: TestResult) -> None: ...
+    def end(self, result: records.TestResult) -> None: ...
 
 
 @contextmanager
-def cluster_for_tests(place: PlaceName, nodes: int, say: Callable[[str], None]) -> Iterator[None]:
+def cluster_for_tests(place: records.PlaceName, nodes: int, say: Callable[[str], None]) -> Iterator[None]:
     """Provide the box: use the running one if it has enough nodes, else start one and remove it at the end.
 
     Raises:
@@ -116,7 +104,7 @@ def cluster_for_tests(place: PlaceName, nodes: int, say: Callable[[str], None]) 
         down(box.name)
 
 
-def prepare_test(test: SmokeTest, wanted: SmokeOptions, machine: MachineFacts) -> PreparedTest:
+def prepare_test(test: records.SmokeTest, wanted: SmokeOptions, machine: MachineFacts) -> PreparedTest:
     """Return the test's spec for a place, with the user's settings. Pure.
 
     Raises:
@@ -128,7 +116,7 @@ def prepare_test(test: SmokeTest, wanted: SmokeOptions, machine: MachineFacts) -
         return PreparedTest(test=test, unable=unable)
     gpu = gpu and test.spec.get("cluster") != {"device": "cpu"}
     ranks = test.cpu_ranks if not gpu else min(test.ranks, len(machine.gpus)) if local else test.ranks
-    placement = Placement(
+    placement = records.Placement(
         machine=machine, place=wanted.place, scale=wanted.scale, nodes=1 if local else test.nodes, ranks=ranks, gpu=gpu
     )
     values, scaled = build_spec(test, placement)
@@ -142,10 +130,10 @@ def prepare_test(test: SmokeTest, wanted: SmokeOptions, machine: MachineFacts) -
 
 def run_tests(
     prepared: Sequence[PreparedTest], wanted: SmokeOptions, machine: MachineFacts, watcher: SmokeObserver
-) -> SmokeReport:
+) -> records.SmokeReport:
     """Run all tests in order; a failed test does not stop the next ones, an interrupted one does."""
     began = time.time()
-    results: list[TestResult] = []
+    results: list[records.TestResult] = []
     interrupted = False
     for planned in prepared:
         not_run = PreparedTest(test=planned.test, unable="interrupted before this test")
@@ -155,7 +143,7 @@ def run_tests(
         interrupted = interrupted or now
         watcher.end(result)
         results.append(result)
-    return SmokeReport(
+    return records.SmokeReport(
         name=time.strftime("smoke-%Y%m%d-%H%M%S", time.localtime(began)),
         place=wanted.place,
         scale=wanted.scale,
@@ -167,7 +155,7 @@ def run_tests(
     )
 
 
-def _run(ready: PreparedTest, machine: MachineFacts, watcher: SmokeObserver) -> tuple[TestResult, bool]:
+def _run(ready: PreparedTest, machine: MachineFacts, watcher: SmokeObserver) -> tuple[records.TestResult, bool]:
     """Return the result of the test, and whether the user interrupted it."""
     assert ready.spec is not None
     began = time.monotonic()
@@ -182,7 +170,7 @@ def _run(ready: PreparedTest, machine: MachineFacts, watcher: SmokeObserver) -> 
     except AllranksError as error:  # refused before a rank was started
         seconds = round(time.monotonic() - began, 1)
         return _result(ready, machine, status="failed", message=str(error), seconds=seconds), False
-    result = _judged(ready, machine, read_evidence(run, message), run)
+    result = _judged(ready, machine, records.read_evidence(run, message), run)
     return msgspec.structs.replace(result, seconds=round(time.monotonic() - began, 1)), interrupted
 
 
@@ -211,24 +199,26 @@ def _resume_one_step(
     return f"resume from the checkpoint: {again.message}", _is_interrupted(again, ready)
 
 
-def _judged(ready: PreparedTest, machine: MachineFacts, e: Evidence, run: RunDir) -> TestResult:
+def _judged(ready: PreparedTest, machine: MachineFacts, e: records.Evidence, run: RunDir) -> records.TestResult:
     """Return the result of a test whose ranks were started."""
     criteria = evaluate_criteria(ready.test.criteria, e)
     return _result(
         ready,
         machine,
         e,
-        status="failed" if any(j.state in (FAILED, NOT_REACHED) for j in criteria) else "passed",
+        status="failed" if any(j.state in (records.FAILED, records.NOT_REACHED) for j in criteria) else "passed",
         message=e.message,
         folder=str(run.root),
-        untested=[f"{j.title}: {j.why}" for j in criteria if j.state == NOT_TESTABLE],
+        untested=[f"{j.title}: {j.why}" for j in criteria if j.state == records.NOT_TESTABLE],
         criteria=criteria,
         figures=figure_rows(ready.test, e),
         path=_transport_text(e),
     )
 
 
-def _result(ready: PreparedTest, machine: MachineFacts, e: Evidence | None = None, **known: Any) -> TestResult:
+def _result(
+    ready: PreparedTest, machine: MachineFacts, e: records.Evidence | None = None, **known: Any
+) -> records.TestResult:
     """Return the result of a test with what is known of it; without anything, it was not run."""
     test = ready.test
     not_run = {
@@ -236,7 +226,7 @@ def _result(ready: PreparedTest, machine: MachineFacts, e: Evidence | None = Non
         "message": ready.unable,
         "untested": [f"the whole test: {ready.unable}"] if ready.unable else [],
     }
-    return TestResult(
+    return records.TestResult(
         name=test.name,
         title=test.title,
         source=test.source,
@@ -248,7 +238,7 @@ def _result(ready: PreparedTest, machine: MachineFacts, e: Evidence | None = Non
     )
 
 
-def _hardware(ready: PreparedTest, machine: MachineFacts, e: Evidence | None) -> str:
+def _hardware(ready: PreparedTest, machine: MachineFacts, e: records.Evidence | None) -> str:
     if e is not None and e.plan.device == "cuda":
         names = [str(m["device"]) for m in e.last("model").values()]
         return ", ".join(f"{names.count(n)} x {n}" for n in sorted(set(names))) or "GPUs"
@@ -259,7 +249,7 @@ def _hardware(ready: PreparedTest, machine: MachineFacts, e: Evidence | None) ->
     )
 
 
-def _transport_text(e: Evidence) -> str:
+def _transport_text(e: records.Evidence) -> str:
     """Return the transports of the ranks from the logs."""
     if e.channels:
         return "NCCL: " + ", ".join(f"{n} channels by {way}" for way, n in sorted(e.channels.items()))

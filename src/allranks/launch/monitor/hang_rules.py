@@ -70,7 +70,7 @@ class HangEvidence:
             by_pid.setdefault(rank.pid, []).append(rank.rank)
         report = next((n.ras for n in self.nodes if any(r.pid in by_pid for f in n.ras for r in f.ranks)), [])
         joined = [(f, [by_pid.get(r.pid, []) for r in f.ranks]) for f in report]
-        return [(f, sorted({own[0] for own in found if len(own) == 1})) for f, found in joined]
+        return [(f, sorted({own[0] for own in ranks if len(own) == 1})) for f, ranks in joined]
 
     def stalled(self, rank: int, why: str) -> StalledRank:
         """Return the stalled rank with its position."""

@@ -114,6 +114,7 @@ class HangMonitor(threading.Thread):
         last = time.monotonic()
         while not self._stopped.wait(LOOK_S):
             now = time.monotonic()
+            # the machine was suspended, or this process stopped, and the ranks perhaps with it
             if now - last > PAUSED_S:
                 self._floor = now
             last = now
@@ -144,6 +145,7 @@ class HangMonitor(threading.Thread):
             save_evidence(self._on.run.hang_node(self._on.attempt, self._on.node), evidence)
         except Exception as error:  # noqa: BLE001 - the thread must survive any error
             logging.warning("the evidence of %s is incomplete: %s: %s", self._on.named, type(error).__name__, error)
+        # the driver compares all nodes first; if it cannot answer, the ranks must end all the same
         while not self._channel.orders.end and time.monotonic() - began < VERDICT_S and not self._stopped.is_set():
             time.sleep(0.1)
         self._end()

@@ -127,7 +127,7 @@ class SlurmLauncher(Launcher):
         return [note] if note else []
 
     def submit_array(self, script: Path, spec: RunSpec) -> str:
-        """Submit a batch script with tasks, and return the number of the job; raise `RequestError` if Slurm refuses it."""
+        """Submit a batch script with tasks, and return the job's number; raise `RequestError` if Slurm refuses it."""
         from allranks.nodes.slurm.allocations import test_only
 
         test_only(self._slurm(), spec.cluster)

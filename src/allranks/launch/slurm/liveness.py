@@ -175,11 +175,11 @@ def examine_node(slurm: Slurm, host: str) -> NodeLoss:
     if number in _UNREACHABLE:  # which of the two comes first depends on the network
         why = f"within {SLURMD_TIMEOUT_S:.0f} s" if number == str(errno.ETIMEDOUT) else f"({text})"
         return NodeLoss(host=host, lost=True, text=f"it does not answer on the network {why}")
-    lost, found = {
+    lost, answer = {
         "0": (False, "its slurmd answers, so the node is not lost"),
         str(errno.ECONNREFUSED): (True, "its slurmd is not running"),
     }.get(number, (None, f"unknown: connecting to its slurmd: {text}"))
-    return NodeLoss(host=host, lost=lost, text=found)
+    return NodeLoss(host=host, lost=lost, text=answer)
 
 
 _UNREACHABLE = {str(code) for code in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)}

@@ -142,7 +142,10 @@ class StopAndRequeue:
         Raises:
             SystemExit: the job was requeued, and Slurm has told this process to exit.
         """
-        self._leave_to_slurm(attempt)
+        if self.why == "node_fail" and self.requeued_by_slurm():  # the job waits in the queue, and is not over
+            print_log_line(f"{self.reason_text}, and has requeued it")
+            self._record.write("requeued", attempt=attempt)
+            raise SystemExit(EXIT_FAILED)
         end = end or JobEnd()
         unstarted = end.terminated and not end.ends
         # A preempted training whose ranks could not save may start again; a user's own program decides itself.
@@ -150,13 +153,6 @@ class StopAndRequeue:
         if ((stopped or unstarted) and self.why in REQUEUE_REASONS) or (end.terminated and may_start_again):
             return self._requeue(spec, plan, attempt, REQUEUE_REASONS[self.why], {})
         return self._requeue(spec, plan, attempt, f"without {', '.join(lost)}", lost) if lost else ""
-
-    def _leave_to_slurm(self, attempt: int) -> None:
-        """End this start if Slurm has requeued the job after a node failed: it waits in the queue, and is not over."""
-        if self.why == "node_fail" and self.requeued_by_slurm():
-            print_log_line(f"{self.reason_text}, and has requeued it")
-            self._record.write("requeued", attempt=attempt)
-            raise SystemExit(EXIT_FAILED)
 
     def lost_nodes(self, hosts: Iterable[str]) -> dict[str, str]:
         """Return which of these nodes are lost, with the evidence; an agent killed on a healthy node does not count."""

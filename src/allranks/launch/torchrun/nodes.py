@@ -26,19 +26,8 @@ import msgspec
 import psutil
 
 from allranks.errors import EnvironmentNotAble
+from allranks.launch import channel_protocol as protocol
 from allranks.launch.channel import authenticate, keep_alive, receive_exactly
-from allranks.launch.channel_protocol import (
-    ANSWER_BYTES,
-    CHANNEL_VARIABLE,
-    LAUNCHER_PID_VARIABLE,
-    ChannelError,
-    Endpoint,
-    FrameReader,
-    FrameWriter,
-    new_challenge,
-    open_session,
-    verify_answer,
-)
 from allranks.launch.launchers import LocalLauncher, agent_words, write_attempt_args
 from allranks.launch.local_job import LocalJob
 from allranks.launch.rank_processes import TORCHRUN_VARIABLE
@@ -100,7 +89,7 @@ _DECODER: msgspec.json.Decoder[Join | Task | Finish] = msgspec.json.Decoder(Join
 class Peer:
     """An authenticated connection between two nodes."""
 
-    def __init__(self, sock: socket.socket, session: tuple[FrameWriter, FrameReader]) -> None:
+    def __init__(self, sock: socket.socket, session: tuple[protocol.FrameWriter, protocol.FrameReader]) -> None:
         self.sock, (self._writer, self._reader) = sock, session
         self._waiting: list[bytes] = []
         sock.settimeout(None)
@@ -128,7 +117,7 @@ class Peer:
         try:
             return _DECODER.decode(self._waiting.pop(0))
         except msgspec.DecodeError as error:
-            raise ChannelError(str(error)) from None
+            raise protocol.ChannelError(str(error)) from None
 
 
 def join_token(options: TorchrunOptions) -> str:
@@ -152,12 +141,12 @@ def own_node_rank(options: TorchrunOptions) -> int | None:
 
 def is_this_machine(host: str) -> bool:
     """Return whether a name or address is one of this machine's."""
-    own = {address.address.partition("%")[0] for found in psutil.net_if_addrs().values() for address in found}
+    own = {address.address.partition("%")[0] for listed in psutil.net_if_addrs().values() for address in listed}
     try:
-        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
+        named = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
     except OSError:
-        found = set()
-    return host in (socket.gethostname(), socket.getfqdn()) or bool(found & own)
+        named = set()
+    return host in (socket.gethostname(), socket.getfqdn()) or bool(named & own)
 
 
 def open_endpoint(options: TorchrunOptions, node_rank: int | None, port: int) -> socket.socket | None:
@@ -202,7 +191,7 @@ def gather(
         try:
             peer = _accept(conn, token)
             message = peer.receive(HANDSHAKE_S)
-        except (OSError, ChannelError):
+        except (OSError, protocol.ChannelError):
             conn.close()
             return
         if not isinstance(message, Join):
@@ -267,20 +256,20 @@ def order_note(hosts: Sequence[str], backend: str) -> str:
 
 def _accept(conn: socket.socket, token: str) -> Peer:
     conn.settimeout(HANDSHAKE_S)
-    sent = new_challenge()
+    sent = protocol.new_challenge()
     conn.sendall(sent)
-    answered = receive_exactly(conn, ANSWER_BYTES)
-    conn.sendall(verify_answer(token, sent, answered))
-    return Peer(conn, open_session(token, sent, answered, server=True))
+    answered = receive_exactly(conn, protocol.ANSWER_BYTES)
+    conn.sendall(protocol.verify_answer(token, sent, answered))
+    return Peer(conn, protocol.open_session(token, sent, answered, server=True))
 
 
 def _connect(options: TorchrunOptions, port: int, timeout_s: float) -> Peer | None:
     """Connect to the driver; None if nobody who knows the run answers in time."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        with suppress(OSError, ChannelError):
+        with suppress(OSError, protocol.ChannelError):
             sock = socket.create_connection((options.address, port), timeout=HANDSHAKE_S)
-            return Peer(sock, authenticate(sock, Endpoint(address="", port=port, token=join_token(options))))
+            return Peer(sock, authenticate(sock, protocol.Endpoint(address="", port=port, token=join_token(options))))
         time.sleep(RETRY_S)
     return None
 
@@ -296,7 +285,7 @@ class NodesJob(LocalJob):
         self._ordered: float | None = None
 
     @property
-    def endpoint(self) -> Endpoint:
+    def endpoint(self) -> protocol.Endpoint:
         return self._hub.endpoint
 
     def poll(self) -> int | None:
@@ -364,7 +353,7 @@ def follow_driver(request: NodeRequest, port: int, show: Callable[[RunDir, list[
             settings = request.settings(options.address, port, port_fixed=True, agent_store=task.agent_store)
             os.environ[TORCHRUN_VARIABLE] = msgspec.json.encode(settings).decode()
             _run_agent(run, task, peer)
-    except (OSError, ChannelError) as error:
+    except (OSError, protocol.ChannelError) as error:
         return 1, f"the connection to the first node at {where} was lost: {error}"
     return task.code, task.message
 
@@ -386,8 +375,11 @@ def _folder_here(task: Task, options: TorchrunOptions) -> RunDir:
 
 def _run_agent(run: RunDir, task: Task, peer: Peer) -> None:
     """Run the agent of this node to its end; hand it the signals that this process receives."""
-    endpoint = Endpoint(address=peer.sock.getpeername()[0], port=task.port, token=task.token, keep_s=KEEP_S)
-    own = {CHANNEL_VARIABLE: msgspec.json.encode(endpoint).decode(), LAUNCHER_PID_VARIABLE: str(os.getpid())}
+    endpoint = protocol.Endpoint(address=peer.sock.getpeername()[0], port=task.port, token=task.token, keep_s=KEEP_S)
+    own = {
+        protocol.CHANNEL_VARIABLE: msgspec.json.encode(endpoint).decode(),
+        protocol.LAUNCHER_PID_VARIABLE: str(os.getpid()),
+    }
     with count_signals() as counts, os.fdopen(open_append(run.agent_log(task.attempt, host_name())), "ab") as log:
         agent = subprocess.Popen(
             agent_words([sys.executable], run, task.attempt, node=task.node),

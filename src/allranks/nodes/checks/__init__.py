@@ -52,7 +52,7 @@ class NodeSurvey(msgspec.Struct, frozen=True, kw_only=True):
     """The launcher's clock when the node's line arrived, by host."""
     remote: bool = False
     """The nodes are not the launcher's machine: even a single node must share the launcher's folders."""
-    here: dict[str, FolderFacts] = {}
+    own_folders: dict[str, FolderFacts] = {}
     """The launcher's own view of the folders, by role: it decides a tie."""
     program_here: dict[str, bool] = {}
     """Whether the launcher's own interpreter has each package of the program."""

@@ -53,7 +53,7 @@ def same_content(survey: NodeSurvey, name: str, roles: list[str], cure: str) -> 
     for item in (item for item in survey.required.folders if item.role in roles):
         seen = {probe.host: probe.folders.get(item.role, FolderFacts()) for probe in survey.probes}
         digests = {h: facts.fingerprint.digest for h, facts in seen.items() if facts.exists and facts.fingerprint}
-        own = survey.here.get(item.role, FolderFacts()).fingerprint
+        own = survey.own_folders.get(item.role, FolderFacts()).fingerprint
         usual = majority_value(digests, own.digest if own else None)
         for host, facts in seen.items():
             if host in verdicts and not verdicts[host].ok:

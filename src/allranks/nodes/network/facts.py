@@ -10,7 +10,7 @@ import msgspec
 
 from allranks.errors import RequestError
 from allranks.nodes.network.choose import ChosenNetwork
-from allranks.nodes.network.copy_tests import load_copy_tests
+from allranks.nodes.network.copy_results import load_copy_tests
 from allranks.nodes.probes import probe as prober
 from allranks.nodes.records import Probe
 from allranks.nodes.topology.nvidia_smi import parse_topology

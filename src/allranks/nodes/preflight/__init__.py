@@ -4,7 +4,7 @@ probe.py, connectivity_probe.py   run on the nodes, standard library only; one J
 links_probe.py                    runs on the nodes with torch: copies and all-reduces between all pairs
 request.py           checks on the launcher's machine: model, rows, a name that the hub does not know, missing paths
 requirements.py      derives from a spec what every node must have
-link_tests.py        runs the copy and pair tests, keeps their results, and judges the bandwidth
+link_bandwidth.py    runs the copy and pair tests, keeps their results, and judges the bandwidth
 runner.py            the complete preflight: probe, choose the network, test connections, check, write
 """
 

@@ -179,7 +179,7 @@ def _ask_hub(path: str, key: str, name: str) -> None:
 
     token = _token()
     headers = {"User-Agent": f"allranks/{__version__}", **({"Authorization": f"Bearer {token}"} if token else {})}
-    question = request.Request(base.rstrip("/") + quote(path), headers=headers, method="HEAD")  # noqa: S310 - checked above
+    question = request.Request(base.rstrip("/") + quote(path), headers=headers, method="HEAD")  # noqa: S310
     try:
         with request.urlopen(question, timeout=TIMEOUT_S):  # noqa: S310
             return

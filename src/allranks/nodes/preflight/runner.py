@@ -168,7 +168,7 @@ def run_preflight(
         nonces=secrets,
         remote=bool(where.hosts),
         received={host: line.received for host, line in lines.items()},
-        here=own_folders,
+        own_folders=own_folders,
         program_here={name: prober.has_module(name) for name in requirements.program},
     )
     reports = [*(run_checks(survey) if probes else []), *silent]

@@ -173,7 +173,8 @@ def has_module(name: str) -> bool:
 
     The process's own folder does not count, unless PYTHONPATH has it: the ranks have the program's there.
     """
-    given = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]  # noqa: PTH100
+    written = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    given = [os.path.abspath(path) for path in written if path]  # noqa: PTH100
     kept = list(sys.path)
     try:
         own = os.getcwd()  # noqa: PTH109 - Python 3.8 runs this too
@@ -182,7 +183,8 @@ def has_module(name: str) -> bool:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is not None:
             return spec is not None
-        return any(os.listdir(place) for place in spec.submodule_search_locations or [] if os.path.isdir(place))  # noqa: PTH112, PTH208
+        places = spec.submodule_search_locations or []
+        return any(os.listdir(place) for place in places if os.path.isdir(place))  # noqa: PTH112, PTH208
     except (ImportError, ValueError, AttributeError, OSError):
         return False
     finally:
@@ -248,7 +250,8 @@ def imports(names: list[str], limit_s: float) -> dict[str, dict[str, Any]]:
 def folder(request: dict[str, Any]) -> dict[str, Any]:
     """Return facts about a path or the files of a pattern: existence, free space, content; whether it is writable."""
     path = Path(request["path"])
-    matches = () if path.exists() else tuple(n for n in glob.glob(str(path), recursive=True) if os.path.isfile(n))  # noqa: PTH113, PTH207
+    names = [] if path.exists() else glob.glob(str(path), recursive=True)  # noqa: PTH207
+    matches = tuple(name for name in names if os.path.isfile(name))  # noqa: PTH113
     facts: dict[str, Any] = {"exists": path.exists() or bool(matches), "free_bytes": None}
     if request.get("nonce"):
         facts["nonce"] = read_nonce(path / request["nonce"])

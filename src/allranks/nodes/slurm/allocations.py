@@ -203,9 +203,10 @@ def inside_job(slurm: Slurm) -> bool:
 def _current_job(cluster: ClusterSpec) -> Allocation:
     job = Allocation.current()
     if len(job.nodes) < cluster.allocated_nodes:
+        current = f"the current job {job.job_id} has {len(job.nodes)}: {', '.join(job.nodes)}"
         raise EnvironmentNotAble(
-            f"cluster.nodes and spares are {cluster.allocated_nodes}, but the current job {job.job_id} has {len(job.nodes)}: "
-            f"{', '.join(job.nodes)}; request more nodes, or run the doctor outside of a job"
+            f"cluster.nodes and spares are {cluster.allocated_nodes}, but {current}; request more nodes, or run the "
+            "doctor outside of a job"
         )
     return msgspec.structs.replace(job, nodes=job.nodes[: cluster.allocated_nodes])
 

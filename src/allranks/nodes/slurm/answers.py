@@ -218,18 +218,8 @@ SACCT_FILES = "JobID,JobIDRaw,JobName,User,NodeList,WorkDir,SubmitLine,State,Exi
 SACCT_PATHS = ",StdOut,StdErr"  # since 24.05
 SACCT_DELIMITER = "\x1f"
 _SACCT_NAMES = (
-    "label",
-    "raw",
-    "name",
-    "user",
-    "nodes",
-    "work_dir",
-    "submit_line",
-    "state",
-    "code",
-    "std_out",
-    "std_err",
-)
+    "label", "raw", "name", "user", "nodes", "work_dir", "submit_line", "state", "code", "std_out", "std_err",
+)  # fmt: skip
 
 
 def parse_sacct_files(text: str) -> list[JobFiles]:
@@ -411,12 +401,8 @@ def _ended_early(info: JobInfo, now: float) -> bool:
 
     A requeued job is COMPLETING too, but has no EndTime.
     """
-    return (
-        info.state == "COMPLETING"
-        and info.reason is None
-        and info.end_time is not None
-        and info.end_time <= now + MARGIN_S
-    )
+    completing = info.state == "COMPLETING" and info.reason is None
+    return completing and info.end_time is not None and info.end_time <= now + MARGIN_S
 
 
 def is_lost(node: NodeInfo | NoAnswer | None) -> bool | None:
@@ -456,17 +442,11 @@ def parse_node_list(text: str, partition: str | None = None) -> list[ListedNode]
         partition: its name, or several joined by commas; None for the default one, which sinfo marks with ``*``.
     """
     rows = [[word.strip() for word in line.split("|", 4)] for line in text.splitlines() if line.count("|") >= 4]
-    nodes = [
-        ListedNode(
-            host=host,
-            state=state,
-            partition=name.rstrip("*"),
-            default=name.endswith("*"),
-            partition_state=up,
-            reason=_known(why) or "",
-        )
-        for name, host, state, up, why in rows
-    ]
+    nodes = []
+    for name, host, state, up, why in rows:
+        own, default, reason = name.rstrip("*"), name.endswith("*"), _known(why) or ""
+        node = ListedNode(host=host, state=state, partition=own, default=default, partition_state=up, reason=reason)
+        nodes.append(node)
     return [row for row in nodes if (row.partition in partition.split(",") if partition else row.default)]
 
 

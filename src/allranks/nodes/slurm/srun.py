@@ -236,7 +236,7 @@ def run_command(command: list[str], timeout_s: float, text: str | None) -> NodeA
 
     def keep_lines() -> None:
         for line in process.stdout or ():
-            lines.append(OutputLine(text=line.rstrip("\n"), received=node_clock()))  # noqa: PERF401 - each with its own time
+            lines.append(OutputLine(text=line.rstrip("\n"), received=node_clock()))  # noqa: PERF401 - its own time
 
     threads = [
         threading.Thread(target=keep_lines, daemon=True),

@@ -32,18 +32,7 @@ from allranks.errors import AllranksError, EnvironmentNotAble, RunFailed
 from allranks.nodes.slurm.allocations import Allocation
 from allranks.nodes.slurm.commands import Slurm
 from allranks.nodes.slurm.srun import srun_command, wait_or_end
-from allranks.nodes.staging import node
-from allranks.nodes.staging.bundles import (
-    Bundle,
-    BundlePart,
-    Interpreter,
-    assemble,
-    checked_sources,
-    identity_of,
-    interpreter,
-    load_bundle,
-    store_of,
-)
+from allranks.nodes.staging import bundles, node
 from allranks.nodes.staging.manifests import StageManifest, node_stage
 from allranks.nodes.staging.sources import TEMPORARY_FOLDERS, PartFiles, package_versions, requested_parts
 from allranks.rundir.files import write_json
@@ -188,7 +177,7 @@ StagingAnswers = dict[str, dict[str, Any]]
 
 @contextmanager
 def staged(
-    bundle: Bundle,
+    bundle: bundles.Bundle,
     allocation: Allocation,
     *,
     always: bool = False,
@@ -240,7 +229,7 @@ def staged(
             _remove(bundle, allocation, left, log)
 
 
-def ask_nodes(bundle: Bundle, allocation: Allocation, *, always: bool = False) -> StagingAnswers:
+def ask_nodes(bundle: bundles.Bundle, allocation: Allocation, *, always: bool = False) -> StagingAnswers:
     """Query which parts each node lacks, with one step on all of them."""
     parts = [
         {name: getattr(part, name) for name in ("name", "path", "probe", "identity", "sha256")} for part in bundle.parts
@@ -257,25 +246,26 @@ def ask_nodes(bundle: Bundle, allocation: Allocation, *, always: bool = False) -
 def missing_parts(part_files: Sequence[PartFiles], allocation: Allocation) -> set[str]:
     """Return the names of the parts that some node lacks, before they are packed; nothing is written."""
     parts = [
-        {"name": s.name, "path": str(s.path), "probe": list(s.probe), "identity": identity_of(s)} for s in part_files
+        {"name": s.name, "path": str(s.path), "probe": list(s.probe), "identity": bundles.identity_of(s)}
+        for s in part_files
     ]
-    answers = _ask(allocation, interpreter(), parts, {"only_look": True, "always": False})
+    answers = _ask(allocation, bundles.interpreter(), parts, {"only_look": True, "always": False})
     return {name for answer in answers.values() for name in answer["lacks"]}
 
 
 def _ask(
-    allocation: Allocation, python: Interpreter, parts: list[dict[str, Any]], request: dict[str, Any]
+    allocation: Allocation, python: bundles.Interpreter, parts: list[dict[str, Any]], request: dict[str, Any]
 ) -> StagingAnswers:
     request = {"verb": "ask", "python": msgspec.to_builtins(python), "parts": parts, **request}
     with StagingStep(allocation, allocation.nodes, _pythons(python), request) as step:
         return step.answers(ANSWER_S)
 
 
-def _pythons(python: Interpreter) -> list[str]:
+def _pythons(python: bundles.Interpreter) -> list[str]:
     return list(dict.fromkeys([python.executable, *python.candidates]))
 
 
-def _groups(bundle: Bundle, lacking: StagingAnswers) -> Iterator[tuple[list[str], list[BundlePart]]]:
+def _groups(bundle: bundles.Bundle, lacking: StagingAnswers) -> Iterator[tuple[list[str], list[bundles.BundlePart]]]:
     """Yield nodes that lack the same parts in the same folder."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, answer in sorted(lacking.items()):
@@ -285,7 +275,12 @@ def _groups(bundle: Bundle, lacking: StagingAnswers) -> Iterator[tuple[list[str]
 
 
 def _send(
-    bundle: Bundle, allocation: Allocation, group: StagingAnswers, parts: list[BundlePart], method: str, log: Log
+    bundle: bundles.Bundle,
+    allocation: Allocation,
+    group: StagingAnswers,
+    parts: list[bundles.BundlePart],
+    method: str,
+    log: Log,
 ) -> tuple[int, str]:
     """Send a group of nodes its parts; nodes that share the folder are served once."""
     folder = next(iter(group.values()))["folder"]
@@ -325,22 +320,17 @@ def _send(
     return _send(bundle, allocation, {one: group[one] for one in set(first.values())}, parts, method, log)
 
 
-def _sbcast(allocation: Allocation, step: str, folder: str, parts: list[BundlePart], limit_s: float) -> None:
+def _sbcast(allocation: Allocation, step: str, folder: str, parts: list[bundles.BundlePart], limit_s: float) -> None:
     """Copy archives to the nodes of a step of the job."""
     for part in parts:
-        words = (
-            "sbcast",
-            "--force",
-            f"--jobid={allocation.job_id}.{step}",
-            part.archive,
-            node.incoming(folder, part.name),
-        )
+        job, target = f"--jobid={allocation.job_id}.{step}", node.incoming(folder, part.name)
+        words = ("sbcast", "--force", job, part.archive, target)
         done = Slurm([*allocation.prefix], "this job's").call(*words, timeout_s=limit_s)
         if done.returncode:
             raise RunFailed(" ".join(done.stderr.split())[-200:] or f"exit code {done.returncode}")
 
 
-def _remove(bundle: Bundle, allocation: Allocation, nodes: tuple[str, ...], log: Log) -> None:
+def _remove(bundle: bundles.Bundle, allocation: Allocation, nodes: tuple[str, ...], log: Log) -> None:
     """Remove the job's folders; a lost node must not hide why the job failed."""
     try:
         with StagingStep(
@@ -353,7 +343,7 @@ def _remove(bundle: Bundle, allocation: Allocation, nodes: tuple[str, ...], log:
         log(f"staging: staged files may be left on {', '.join(nodes)}: {error}; the next job there removes them")
 
 
-def pack_ahead(spec: RunSpec, run: RunDir) -> Bundle | None:
+def pack_ahead(spec: RunSpec, run: RunDir) -> bundles.Bundle | None:
     """Pack the script, model and data in folders for temporary files on the login node.
 
     Each node has such folders of its own, so the job's first node, which packs the other files, could not read them.
@@ -364,10 +354,10 @@ def pack_ahead(spec: RunSpec, run: RunDir) -> Bundle | None:
     parts = [part for part in requested_parts(spec) if part.path is not None and is_node_local(part.path, run.root)]
     if not parts:
         return None
-    store = store_of(spec)
+    store = bundles.store_of(spec)
     if is_node_local(store, run.root):
         store = run.root / "bundle"
-    bundle = assemble([source for part in parts for source in part.find()], store, package_versions())
+    bundle = bundles.assemble([source for part in parts for source in part.find()], store, package_versions())
     write_json(run.bundle, msgspec.to_builtins(bundle))
     return bundle
 
@@ -378,9 +368,9 @@ def is_node_local(path: Path, run_root: Path) -> bool:
     return any(path.is_relative_to(folder) and not seen.is_relative_to(folder) for folder in TEMPORARY_FOLDERS)
 
 
-def load_packed_ahead(run: RunDir) -> Bundle | None:
+def load_packed_ahead(run: RunDir) -> bundles.Bundle | None:
     """Return the bundle that `pack_ahead` recorded."""
-    return load_bundle(run.bundle) if run.bundle.exists() else None
+    return bundles.load_bundle(run.bundle) if run.bundle.exists() else None
 
 
 def bundle_for(
@@ -389,9 +379,9 @@ def bundle_for(
     *,
     packages: bool,
     always: bool,
-    ahead: Bundle | None = None,
+    ahead: bundles.Bundle | None = None,
     log: Log = lambda _: None,
-) -> Bundle:
+) -> bundles.Bundle:
     """Return a bundle, inside the job, of the parts that some node lacks, or of all.
 
     Args:
@@ -399,8 +389,8 @@ def bundle_for(
         ahead: the bundle packed on the login node; it is used unchanged.
     """
     packed = ahead.parts if ahead else []
-    sources = checked_sources(spec, packages=packages, without={part.name for part in packed})
+    sources = bundles.checked_sources(spec, packages=packages, without={part.name for part in packed})
     if not always:
         needed = missing_parts(sources, allocation)
         sources = [source for source in sources if source.name in needed]
-    return assemble(sources, store_of(spec), package_versions(), log, packed=packed)
+    return bundles.assemble(sources, bundles.store_of(spec), package_versions(), log, packed=packed)

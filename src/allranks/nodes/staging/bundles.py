@@ -27,7 +27,8 @@ from allranks.utils.inputs import read_regular
 
 # package, its first version that supports NumPy 2, the failure of older versions
 _NUMPY_2 = (
-    ("datasets", "2.21", "formatting calls np.array(copy=False), which NumPy 2 refuses: 'Unable to avoid copy while creating an array'"),
+    ("datasets", "2.21", "formatting calls np.array(copy=False), which NumPy 2 refuses: 'Unable to avoid copy while "
+     "creating an array'"),
     ("torch", "2.3", "it was compiled against NumPy 1 and cannot exchange arrays: 'Numpy is not available'"),
     ("pandas", "2.2.2", "it was compiled against NumPy 1 and does not import: 'numpy.dtype size changed'"),
     ("pyarrow", "16.0", "it was compiled against NumPy 1 and does not import: '_ARRAY_API not found'"),

@@ -196,7 +196,8 @@ def cached_dataset(name: str, config: str | None, revision: str | None) -> tuple
 
 MAX_PROBES = 2000
 MAX_PROJECT_BYTES = 1 << 30
-TEMPORARY_FOLDERS = tuple(dict.fromkeys(map(Path, (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm", "/run"))))  # noqa: S108
+_TEMPORARY = (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm", "/run")  # noqa: S108
+TEMPORARY_FOLDERS = tuple(dict.fromkeys(map(Path, _TEMPORARY)))
 """Folders that each node usually has for itself."""
 _NO_PROJECTS = (Path("/"), *TEMPORARY_FOLDERS)
 _PROJECT_MARKERS = (".git", "pyproject.toml", "setup.py", "setup.cfg")

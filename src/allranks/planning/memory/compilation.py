@@ -61,6 +61,7 @@ def decide_compilation(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> 
     """
     if spec.model is None or plan.batch is None or spec.model.compile is False:
         return msgspec.structs.replace(plan, compiled=False, compile_reason="")
+    # what makes it impossible comes first, also for `true`; what makes it no gain is only asked for `auto`
     against = next(_reasons_against(spec, plan, facts), "")
     if against or spec.model.compile != COMPILE_AUTO:
         reason = against or "model.compile: true"

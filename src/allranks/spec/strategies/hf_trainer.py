@@ -43,15 +43,9 @@ FIXED: Json = {
 }
 # Names that may be added, with their types: they change neither what a step means nor who writes what.
 FREE: dict[str, type] = {
-    "ddp_bucket_cap_mb": int,
-    "ddp_static_graph": bool,
-    "full_determinism": bool,
-    "log_level": str,
-    "log_level_replica": str,
-    "skip_memory_metrics": bool,
-    "tf32": bool,
-    "torch_empty_cache_steps": int,
-}
+    "ddp_bucket_cap_mb": int, "ddp_static_graph": bool, "full_determinism": bool, "log_level": str,
+    "log_level_replica": str, "skip_memory_metrics": bool, "tf32": bool, "torch_empty_cache_steps": int,
+}  # fmt: skip
 UNSUPPORTED = ENGINE_SETTINGS["hf_trainer_unsupported"]
 """Names that cannot be set, and why."""
 

@@ -56,6 +56,7 @@ class RankAgreement:
 
     def __init__(self, meet_timeout_s: float, work_timeout_s: float, folder: Path) -> None:
         self._meet_s, self._folder = meet_timeout_s, folder
+        # of its own, since a save in the background runs beside the collectives of training
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=work_timeout_s), group_desc="checkpoint")
         self.group = cast(dist.ProcessGroup, group)
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
@@ -201,11 +202,13 @@ class Saver:
         """
         started = time.perf_counter()
         self.finish()
+        # in the background the thread meets the others: training waits for no slower rank
         if not behind:
             self._together.meet(f"the checkpoint of step {steps_done}")
         random = distributed.rng_state() if mode == "full" else None
         parts = collect_parts(self._content.strategy, self._published, self.world.rank, self.world.size, random)
         parts = self._copies.of(parts) if behind else on_cpu(parts)
+        # renamed when it is complete: a crash before that leaves nothing that looks like a checkpoint
         aside = self.run.checkpoints / f".step-{steps_done}.tmp"
         save = _Save(steps_done, mode, parts, eval_loss, started, aside)
         every = None if behind else self._write(save)
@@ -314,6 +317,7 @@ class Saver:
 
         def verify() -> commit.FileFacts:
             self._flush_events()
+            # one waits for the disk while the other computes hashes
             with ThreadPoolExecutor(2, "checkpoint") as threads:
                 flushed = threads.map(
                     lambda name: commit.flush_file(self.run, save.aside / name), [*own.hashes, *own.others]
@@ -352,6 +356,7 @@ class Saver:
     def _publish(self, save: _Save, every: list[_Written], facts: list[commit.FileFacts]) -> None:
         """Check that the files of all ranks are present and complete, and publish them."""
         aside, checked = save.aside, {name: fact for of_rank in facts for name, fact in of_rank.items()}
+        # these parts are in whole tensors now
         shutil.rmtree(aside / "on-the-way")
         commit.require_files(aside, checked)
         writer.write_index(aside, self._published, {k: f for written in every for k, f in written.places.items()})

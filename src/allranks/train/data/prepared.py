@@ -93,7 +93,7 @@ class PreparedData:
     questions: list[dict[str, str]]
     facts: DataFacts
     tokenizer: Any
-    how: str
+    origin: str
     folder: Path
 
 
@@ -182,15 +182,8 @@ def _load(folder: Path, named: Any, origin: str) -> PreparedData:
     if facts.chat_template == "default":
         tokenizer.chat_template = DEFAULT_CHAT_TEMPLATE  # saved with the model, so that it is used at inference
     held_out = _map(folder, "eval") if (folder / "eval.ids.npy").exists() else None
-    return PreparedData(
-        train=_map(folder, "train"),
-        held_out=held_out,
-        questions=read_json(folder / "questions.json") or [],
-        facts=facts,
-        tokenizer=tokenizer,
-        how=origin,
-        folder=folder,
-    )
+    train, questions = _map(folder, "train"), read_json(folder / "questions.json") or []
+    return PreparedData(train, held_out, questions, facts=facts, tokenizer=tokenizer, origin=origin, folder=folder)
 
 
 def _map(folder: Path, name: str) -> TokenSet:
@@ -439,13 +432,18 @@ def _split_chats(encoded: list[EncodedRow]) -> list[str]:
 def data_warnings(facts: DataFacts, max_length: int) -> list[str]:
     """Return warnings on the data: many rows cut or left out, rows that are both trained and held out."""
     train, held = max(facts.rows_train, 1), max(facts.rows_eval, 1)
+    cut, held_cut = (
+        facts.rows_truncated - facts.rows_without_target,
+        facts.rows_eval_truncated - facts.rows_eval_without_target,
+    )
+    longer, alone = f"longer than data.max_length {max_length}", "their prompt alone is"
     shares = (
-        ((facts.rows_truncated - facts.rows_without_target) / train, "of the training rows are longer than data.max_length {} and are cut"),
-        (facts.rows_without_target / train, "of the training rows are left out: their prompt alone is longer than data.max_length {}"),
-        ((facts.rows_eval_truncated - facts.rows_eval_without_target) / held, "of the held-out rows are longer than data.max_length {} and are cut"),
-        (facts.rows_eval_without_target / held, "of the held-out rows are not scored: their prompt alone is longer than data.max_length {}"),
-    )  # fmt: skip
-    warnings = [f"{share:.0%} {words.format(max_length)}" for share, words in shares if share >= WARN_SHARE]
+        (cut / train, f"of the training rows are {longer} and are cut"),
+        (facts.rows_without_target / train, f"of the training rows are left out: {alone} {longer}"),
+        (held_cut / held, f"of the held-out rows are {longer} and are cut"),
+        (facts.rows_eval_without_target / held, f"of the held-out rows are not scored: {alone} {longer}"),
+    )
+    warnings = [f"{share:.0%} {words}" for share, words in shares if share >= WARN_SHARE]
     if facts.rows_duplicated:
         warnings.append(
             f"{facts.rows_duplicated} of {facts.rows_eval} held-out rows are also training rows: the held-out loss is "

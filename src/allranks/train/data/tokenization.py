@@ -227,14 +227,7 @@ def encode_labelled(
         cut = tokenizer(texts, add_special_tokens=True, truncation=True, max_length=max_length)["input_ids"]
         for i, example in enumerate(part):
             assert example.label is not None
-            ids = np.asarray(cut[i], np.int32)
-            rows.append(
-                EncodedRow(
-                    ids=ids,
-                    mask=np.zeros(len(ids), np.uint8),
-                    label=labels[example.label],
-                    cut_tokens=len(full[i]) - len(ids),
-                    example=start + i,
-                )
-            )
+            ids, label = np.asarray(cut[i], np.int32), labels[example.label]
+            mask, lost = np.zeros(len(ids), np.uint8), len(full[i]) - len(ids)
+            rows.append(EncodedRow(ids=ids, mask=mask, label=label, cut_tokens=lost, example=start + i))
     return rows

@@ -45,7 +45,8 @@ def add_adapter(
     second_heads = [name for name in linear if name.endswith("pre_classifier")] or None
     config = LoraConfig(
         r=spec.r,
-        lora_alpha=int(spec.alpha) if float(spec.alpha).is_integer() else spec.alpha,  # type: ignore[arg-type] - PEFT accepts fractions, too
+        # PEFT accepts fractions, too
+        lora_alpha=int(spec.alpha) if float(spec.alpha).is_integer() else spec.alpha,  # type: ignore[arg-type]
         lora_dropout=spec.dropout,
         target_modules=spec.targets if spec.targets is not None else (None if spec.target_parameters else "all-linear"),
         target_parameters=spec.target_parameters or None,

@@ -45,7 +45,7 @@ _kept = ExitStack()  # settings of the chosen candidate, until the process ends
 
 
 class Candidate(NamedTuple):
-    """A way to compute attention: its kernel, and torch's implementation of flash attention and backend that it needs."""
+    """A way to compute attention: its kernel, and torch's implementation of flash attention, and backend, it needs."""
 
     name: str
     make: Callable[[], Kernel]
@@ -129,11 +129,11 @@ def choose_attention(
     fit = {one.name: one for one in wanted if not problems[one.name]}
     if not fit:
         why = next(iter(problems.values()), "it is not known here")
-        what = f"{earlier}, which the run has used, is not possible now ({why}): resume with the same GPUs and packages, or"
-        other = f"no kernel computes what single rows give ({why}):"
-        raise EnvironmentNotAble(
-            f"model.attention auto: {f'{what} with --allow-inexact' if earlier else f'{other} set model.attention: eager'}"
-        )
+        what = f"no kernel computes what single rows give ({why}): set model.attention: eager"
+        if earlier:
+            what = f"{earlier}, which the run has used, is not possible now ({why}): resume with the same GPUs and "
+            what += "packages, or with --allow-inexact"
+        raise EnvironmentNotAble(f"model.attention auto: {what}")
     size, length = batch.input_ids.shape
     seconds: dict[str, float] = {}
     if world.is_first and len(fit) > 1:

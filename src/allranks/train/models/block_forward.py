@@ -145,17 +145,10 @@ def _selective(forward: Callable[..., Any], block: nn.Module, *args: Any, **kwar
 
 def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     """Return whether an operation's output is kept: wide matrix products and attention are, the rest runs again."""
-    kept = False
     if operator in _SECOND_FACTOR:
         inner, width = args[_SECOND_FACTOR[operator]].shape
         kept = keeps_product(inner, width)
     else:
         name = str(operator)
-        kept = (
-            "attn" in name
-            or "attention" in name
-            or "grouped_mm" in name
-            or "scaled_mm" in name
-            or "sum_of_products" in name
-        )
+        kept = any(part in name for part in ("attn", "attention", "grouped_mm", "scaled_mm", "sum_of_products"))
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

@@ -44,10 +44,10 @@ def blocks_pay(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> b
 
 
 class _Part(NamedTuple):
-    """Key/value ``heads``, queries ``here``, keys up to them ``seen``; ``last``: no later block adds to gradients."""
+    """Key/value ``heads``, queries ``rows``, keys up to them ``seen``; ``last``: no later block adds to gradients."""
 
     heads: slice
-    here: slice
+    rows: slice
     seen: slice
     last: bool
 
@@ -122,16 +122,16 @@ def forward(
     queries, outputs, logs = (t.unflatten(0, (heads, group)) for t in (query, out, sums))
     matrices = _Matrices(1, heads, group, length)
     for part in _parts(heads, group, length):
-        shape = -1, group, part.here.stop - part.here.start
-        q = queries[part.heads, :, part.here].reshape(-1, group * shape[2], width)
+        shape = -1, group, part.rows.stop - part.rows.start
+        q = queries[part.heads, :, part.rows].reshape(-1, group * shape[2], width)
         (p,) = matrices.of(q.shape[0], q.shape[1], part.seen.stop)
         _scores(p, q, key[part.heads, part.seen], scale, group)
         largest = p.amax(-1, keepdim=True)
         torch.exp2(p.sub_(largest), out=p)
         each = p.sum(-1, keepdim=True)
         output = torch.bmm(p, value[part.heads, part.seen]).div_(each)
-        outputs[part.heads, :, part.here] = output.view(*shape, width)
-        logs[part.heads, :, part.here] = each.log2_().add_(largest).div_(_LOG2_E).view(shape)
+        outputs[part.heads, :, part.rows] = output.view(*shape, width)
+        logs[part.heads, :, part.rows] = each.log2_().add_(largest).div_(_LOG2_E).view(shape)
 
 
 def backward(
@@ -150,18 +150,18 @@ def backward(
     of_key, of_value = (query.new_empty(heads, width, length) for _ in range(2))
     matrices = _Matrices(2, heads, group, length)
     for part in _parts(heads, group, length):
-        rows = group * (part.here.stop - part.here.start)
-        q, s = (t[part.heads, :, part.here].reshape(-1, rows, width) for t in (queries, slopes))
+        rows = group * (part.rows.stop - part.rows.start)
+        q, s = (t[part.heads, :, part.rows].reshape(-1, rows, width) for t in (queries, slopes))
         k, v = key[part.heads, part.seen], value[part.heads, part.seen]
         p, d = matrices.of(q.shape[0], rows, part.seen.stop)
         _scores(p, q, k, scale, group)
-        torch.exp2(p.sub_(logs[part.heads, :, part.here].reshape(-1, rows, 1) * _LOG2_E), out=p)
+        torch.exp2(p.sub_(logs[part.heads, :, part.rows].reshape(-1, rows, 1) * _LOG2_E), out=p)
         torch.bmm(s, v.transpose(1, 2), out=d)
         _add(of_value[part.heads, :, part.seen], s, p, 1.0, part)
         _softmax_backward(d, p, -1, torch.float32, grad_input=d)
         _add(of_key[part.heads, :, part.seen], q, d, scale, part)
         gradient = torch.bmm(d, k).view(q.shape[0], group, -1, width)
-        torch.mul(gradient, scale, out=of_query[part.heads, :, part.here])
+        torch.mul(gradient, scale, out=of_query[part.heads, :, part.rows])
     return of_query.flatten(0, 1), of_key.transpose(1, 2), of_value.transpose(1, 2)
 
 

@@ -100,8 +100,8 @@ def use_float8(model: nn.Module, device: torch.device) -> list[str]:
     if capability < (8, 9) or (device.type == "cuda" and torch.version.hip is not None):
         name = torch.cuda.get_device_name(device)
         raise EnvironmentNotAble(
-            f"model.float8: {name} has no products in float8_e4m3fn, which need an NVIDIA GPU of compute capability 8.9 "
-            "or later (Ada, Hopper, Blackwell); set it to false"
+            f"model.float8: {name} has no products in float8_e4m3fn, which need an NVIDIA GPU of compute capability "
+            "8.9 or later (Ada, Hopper, Blackwell); set it to false"
         )
     layers = [layer for _, _, layer in layers_to_quantize(model) if layer.out_features % FLOAT8_MULTIPLE == 0]
     for layer in layers:
@@ -111,8 +111,8 @@ def use_float8(model: nn.Module, device: torch.device) -> list[str]:
         raise SpecError(
             f"model.float8: the blocks of {type(model).__name__} have no linear layers for it; set it to false"
         )
-    how = "" if device.type == "cuda" else ", emulated in float32: this device has no such products"
-    return [f"model.float8: {len(layers)} linear layers of the blocks multiply in float8_e4m3fn{how}"]
+    note = "" if device.type == "cuda" else ", emulated in float32: this device has no such products"
+    return [f"model.float8: {len(layers)} linear layers of the blocks multiply in float8_e4m3fn{note}"]
 
 
 def _forward(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
@@ -164,7 +164,7 @@ def verify_logits(world: DistContext, loss_model: Any, batch: Batch) -> float:
     off = from_first(world, float((logits - exact).norm() / exact.norm()))
     if not off <= LIMIT:
         raise ProofFailed(
-            f"model.float8: the logits of the first micro-batch differ by {off:.2%} (root mean square) from those in the "
-            f"dtype of the weights; at most {LIMIT:.0%} is allowed. Set model.float8: false for this model"
+            f"model.float8: the logits of the first micro-batch differ by {off:.2%} (root mean square) from those in "
+            f"the dtype of the weights; at most {LIMIT:.0%} is allowed. Set model.float8: false for this model"
         )
     return off

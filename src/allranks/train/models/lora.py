@@ -206,7 +206,8 @@ def _compute(x: torch.Tensor, layers: Sequence[_Parts]) -> tuple[torch.Tensor, .
     blocks = [p.base.scales if isinstance(p.base, NF4Linear) else None for p in layers]
     eights = tuple(in_float8(p.base) for p in layers)
     downs, ups = [p.down for p in layers], [p.up for p in layers]
-    return LoRALinears.apply(x, tuple(scales), eights, *masks, *bases, *blocks, *biases, *downs, *ups)  # type: ignore[return-value]
+    tensors = (*masks, *bases, *blocks, *biases, *downs, *ups)
+    return LoRALinears.apply(x, tuple(scales), eights, *tensors)  # type: ignore[return-value]
 
 
 class LoRALinears(torch.autograd.Function):
@@ -265,17 +266,9 @@ class LoRALinears(torch.autograd.Function):
         slope_parts = [torch.empty_like(part) for part in parts]
         wide: tuple[list[torch.Tensor], list[Weight]] = ([], [])
         eights: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for slope, base, own, up, scale, part, into, eight in zip(
-            slopes,
-            bases,
-            blocks,
-            ups,
-            scales,
-            _split(parts, downs),
-            _split(slope_parts, downs),
-            ctx.eights,
-            strict=True,
-        ):
+        shares = _split(parts, downs), _split(slope_parts, downs)
+        layers = zip(slopes, bases, blocks, ups, scales, *shares, ctx.eights, strict=True)
+        for slope, base, own, up, scale, part, into, eight in layers:
             if slope is None:
                 into.zero_()
                 slopes_up.append(None)

@@ -115,7 +115,8 @@ class HeadLoss:
                 weight, bias = weight.to(flat.dtype), None if bias is None else bias.to(flat.dtype)
                 size = loss_chunk_tokens(weight.shape[0], flat.device.type)
                 return _in_parts(lambda part: F.linear(part, weight, bias), flat, scoring.targets, scoring.ignore, size)
-            return _LinearCrossEntropy.apply(flat, weight, bias, scoring.targets, scoring.ignore)  # type: ignore[return-value]
+            targets, ignore = scoring.targets, scoring.ignore
+            return _LinearCrossEntropy.apply(flat, weight, bias, targets, ignore)  # type: ignore[return-value]
 
     def _through_module(self, flat: torch.Tensor, scoring: _Scoring) -> torch.Tensor:
         """Compute the loss with the module's own forward pass on each part.

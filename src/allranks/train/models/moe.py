@@ -52,7 +52,8 @@ def active_parameters(model: nn.Module) -> tuple[int, int] | None:
         chosen = getattr(router, "top_k", None) or getattr(config, "num_experts_per_tok", None)
         if not isinstance(chosen, int):
             return None
-        shares[f"{name.rpartition('.')[0]}.experts."] = chosen / int(router.weight.shape[0])  # type: ignore[union-attr,arg-type]
+        experts = f"{name.rpartition('.')[0]}.experts."
+        shares[experts] = chosen / int(router.weight.shape[0])  # type: ignore[union-attr,arg-type]
     by_prefix = {prefix: [p for n, p in model.named_parameters() if n.startswith(prefix)] for prefix in shares}
     counts = (getattr(config, key, None) for key in EXPERT_COUNTS)
     has_experts = any(isinstance(count, int) and count > 1 for count in counts)

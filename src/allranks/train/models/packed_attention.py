@@ -204,6 +204,7 @@ def _whole_in_blocks(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, arguments: dict[str, Any]
 ) -> bool:
     """Return whether unpacked sequences train faster in blocks, and ``sdpa`` would compute plain causal attention."""
+    # any of these is something that blocks do not compute, or computes it otherwise than sdpa
     causal = arguments.get("is_causal")
     return (
         not torch.compiler.is_compiling()  # the number of threads is not known to a compiled graph
@@ -270,6 +271,7 @@ def torch_varlen() -> Kernel:
     def run(query: Any, key: Any, value: Any, mask: RowMask, scale: float | None) -> torch.Tensor:
         batch, length = mask.rows.shape
         heads, width = query.shape[1], value.shape[-1]
+        # the kernel has one width, and some models' values (MLA) are narrower than their keys
         value = _padded(value, query.shape[-1])
         more: dict[str, Any] = {"window_size": ((mask.window or 0) - 1, 0)} if "window_size" in names else {}
         if not more and mask.window is not None:

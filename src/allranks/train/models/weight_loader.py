@@ -48,7 +48,7 @@ def unmaterialized_parameter(
     """Return a parameter without storage that will receive the weights of `origin`; deep copies behave alike."""
     parameter = nn.Parameter(torch.zeros((), dtype=dtype, device=device).expand(shape), requires_grad=trained)
     parameter.origin = origin  # type: ignore[attr-defined]
-    parameter.__deepcopy__ = partial(_copy, parameter)  # type: ignore[attr-defined] - otherwise a copy would allocate the full size
+    parameter.__deepcopy__ = partial(_copy, parameter)  # type: ignore[attr-defined] - else a copy allocates it
     return parameter
 
 

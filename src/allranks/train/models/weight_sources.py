@@ -35,17 +35,9 @@ from allranks.utils.inputs import open_regular
 from allranks.utils.safetensors_files import MAX_HEADER, StoredTensor
 
 OF_NAME = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
 NAME_OF = {dtype: name for name, dtype in OF_NAME.items()}
 PIECE_BYTES = 16 << 20  # read at a time: each rank has one buffer of this size
 SAMPLES, SAMPLE_BYTES = 8, 4096  # of the weights in each file

@@ -106,6 +106,7 @@ def zero_missing_gradients(unit: nn.Module) -> None:
         inner = [m for m in module.modules() if m is not module and isinstance(m, FSDPModule)]
         nested = {p for child in inner for p in child.parameters()}
         own = (p for p in module.parameters() if p.requires_grad and p not in nested)
+        # one element is enough for autograd to give the whole parameter a gradient
         nothing = cast(torch.Tensor, sum(p.flatten()[0].float() * 0.0 for p in own))
 
         def add(value: Any) -> Any:
@@ -200,13 +201,9 @@ class FSDP2(LoopStrategy):
         for block in blocks:
             own = ignored & set(block.parameters())
             policy = MixedPrecisionPolicy() if block in routers else _mixed_precision(compute)
-            fully_shard(
-                block,
-                reshard_after_forward=self.reshard_after_forward,
-                ignored_params=own,
-                mp_policy=policy,
-                **placement,
-            )
+            again = self.reshard_after_forward
+            fully_shard(block, reshard_after_forward=again, ignored_params=own, mp_policy=policy, **placement)
+        # backward begins in the root: freed after forward, its weights would be gathered again at once
         root = fully_shard(
             model, reshard_after_forward=False, ignored_params=ignored, mp_policy=_mixed_precision(compute), **placement
         )

@@ -211,6 +211,7 @@ class GradientReduceScatter:
     def _launch(self, at: int) -> None:
         flat, buffer = self._flats[at], self._buffers[at]
         buffer = torch.empty_like(flat.whole, dtype=flat.dtype) if buffer is None else buffer
+        # a parameter that this rank's batch has not used, such as an expert, has no gradient
         for i, (start, stop) in enumerate(flat.spans):
             if i not in self._came[at]:
                 buffer[start:stop].zero_()

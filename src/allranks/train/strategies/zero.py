@@ -155,6 +155,7 @@ class GatheredUnit:
         for flat in flats:  # created one after the other, so that only one full tensor is in memory at a time
             self.flats.append(flat)
             self.parts.append(flat.own().clone())
+            # the parameters are views of it: only its memory goes, so that they need not be set again
             flat.whole.untyped_storage().resize_(0)
             if compute is not None and flat.trained and not any(p in own_dtype for _, p in flat.named):
                 flat.gather_in(compute)
@@ -217,6 +218,7 @@ class Zero3(LoopStrategy):
             flat.make_pieces(self._parts[id(flat)], on_host=self._on_host)
         self._trained = flats
         self.optimizer = make_optimizer(optimizer_pieces(flats))
+        # see `_before_backward`, which launches them
         self._gradients = GradientReduceScatter(flats, group, when_ready=False)
         for i, block in enumerate(blocks):
             block.register_forward_pre_hook(partial(self._before_forward, i))

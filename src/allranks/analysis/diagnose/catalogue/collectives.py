@@ -54,12 +54,12 @@ CLASSES: tuple[FailureClass, ...] = (
         id="replicas_diverged",
         emitters=PROGRAM,
         title="the weights of a rank no longer equal those of its replicas",
-        cause="Ranks that must hold the same weights do not: memory, a GPU or a processor has changed a value without an "
-        "error, or the program updates the weights of only some ranks.",
-        fix="Test the node of the named rank (GPU memory and ECC counters, dcgmi diag -r 3, memory test) and leave it out "
-        "if it happens again there. If it happens on any node at the same step, the program is the reason.",
-        next_test="start again with observe.verify_every: 1 from the last checkpoint: a fault of hardware does not come "
-        "back at the same step",
+        cause="Ranks that must hold the same weights do not: memory, a GPU or a processor has changed a value "
+        "without an error, or the program updates the weights of only some ranks.",
+        fix="Test the node of the named rank (GPU memory and ECC counters, dcgmi diag -r 3, memory test) and leave "
+        "it out if it happens again there. If it happens on any node at the same step, the program is the reason.",
+        next_test="start again with observe.verify_every: 1 from the last checkpoint: a fault of hardware does not "
+        "come back at the same step",
         reference="https://arxiv.org/abs/2102.11245",
         patterns=certain(r"after step \d+ the weights of ranks? .{1,400} differ from .{1,80}\(observe\.verify_every\)"),
         example="after step 40 the weights of rank 1 on n2 differ from those of their replicas (observe.verify_every); "
@@ -185,7 +185,8 @@ CLASSES: tuple[FailureClass, ...] = (
         "most often rank 0's: a Python error before it joined, missing packages, a prompt, or a slow save.",
         fix="Read the log of the peer rank in the message (of rank 0 if there is none) just before the first of these "
         "lines.",
-        next_test="give diagnose the logs of all ranks and nodes together; or check where rank 0 is blocked (py-spy dump)",
+        next_test="give diagnose the logs of all ranks and nodes together; or check where rank 0 is blocked (py-spy "
+        "dump)",
         reference="https://docs.pytorch.org/docs/stable/elastic/errors.html",
         echo=True,
         patterns=likely(

@@ -40,7 +40,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"(EOFError: Ran out of input|BadZipFile|zipfile\.BadZipFile)",
             r"(UnpicklingError|pickle data was truncated|mmap length is greater than file size)",
         ),
-        example="FileNotFoundError: [Errno 2] No such file or directory: '/cache/json/default-1a2b/cache-77aa01bc.arrow'",
+        example="FileNotFoundError: [Errno 2] No such file or directory: '/cache/json/default-1a2b/cache-77a1.arrow'",
     ),
     FailureClass(
         id="stale_file_handle",
@@ -96,7 +96,8 @@ CLASSES: tuple[FailureClass, ...] = (
     FailureClass(
         id="output_not_writable",
         title="the output folder cannot be written",
-        cause="The process has no permission to write to the configured folder, or the file system is mounted read-only.",
+        cause="The process has no permission to write to the configured folder, or the file system is mounted "
+        "read-only.",
         fix="Choose a folder that the job's user can write to on every node, and check it before the run starts "
         "(allranks doctor does).",
         next_test="touch a file in that folder from within a job step on each node",

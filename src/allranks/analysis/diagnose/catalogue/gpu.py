@@ -41,7 +41,8 @@ CLASSES: tuple[FailureClass, ...] = (
         reference="https://docs.pytorch.org/docs/stable/elastic/run.html",
         patterns=certain(r"Duplicate GPU detected", r"ranks? \d+ and (rank )?\d+ both on (CUDA )?device")
         + likely(r"(two|multiple|several) (ranks|processes) .{0,40}(same|one) GPU"),
-        example="node-b:6:9 [0] init.cc:940 NCCL WARN Duplicate GPU detected : rank 6 and rank 2 both on CUDA device 4f000",
+        example="node-b:6:9 [0] init.cc:940 NCCL WARN Duplicate GPU detected : rank 6 and rank 2 both on CUDA device "
+        "4f000",
     ),
     FailureClass(
         id="invalid_device",

@@ -51,7 +51,8 @@ CLASSES: tuple[FailureClass, ...] = (
             r"out of memory.{0,200}(optimizer\.step|optimizer step|adamw?|_foreach_|exp_avg)",
             r"(optimizer\.step|optimizer step|_multi_tensor_\w+|_foreach_\w+|exp_avg|torch/optim/).{0,200}(out of memory|OutOfMemory|\bOOM\b)",
         ),
-        example="torch.OutOfMemoryError: CUDA out of memory in optimizer.step() of AdamW. Tried to allocate 256.00 MiB.",
+        example="torch.OutOfMemoryError: CUDA out of memory in optimizer.step() of AdamW. Tried to allocate 256.00 "
+        "MiB.",
     ),
     FailureClass(
         id="host_oom",
@@ -139,7 +140,8 @@ CLASSES: tuple[FailureClass, ...] = (
         "session ended (RemoveIPC), or a clean-up script or another job of the user deleted them.",
         fix="Set RemoveIPC=no in logind.conf or enable lingering for the user; keep clean-up scripts from removing "
         "files of running jobs.",
-        next_test="check whether it fails when the user logs out of that node: journalctl -u systemd-logind around that time",
+        next_test="check whether it fails when the user logs out of that node: journalctl -u systemd-logind around "
+        "that time",
         reference="https://www.freedesktop.org/software/systemd/man/latest/logind.conf.html",
         patterns=certain(
             r"(unable to open|could not open) shared memory object.{0,120}No such file",
@@ -159,7 +161,8 @@ CLASSES: tuple[FailureClass, ...] = (
         cause="SIGBUS: the kernel could not provide memory for a mapped page (host memory or a file system was full, "
         "or a mapped file was truncated). It looks like a driver fault, but is not one.",
         fix="Request more memory for the job; check /dev/shm and the disk that holds memory-mapped files.",
-        next_test="dmesg around that time: without an Xid it is not a driver fault; free -g and df -h on the node under load",
+        next_test="dmesg around that time: without an Xid it is not a driver fault; free -g and df -h on the node "
+        "under load",
         reference="https://man7.org/linux/man-pages/man2/mmap.2.html",
         patterns=likely(
             r"exited on signal 7\b|signal 7 \(Bus",

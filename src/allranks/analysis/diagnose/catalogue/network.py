@@ -139,7 +139,8 @@ CLASSES: tuple[FailureClass, ...] = (
         id="broken_node_network",
         emitters=MACHINE | NETWORK,
         title="a node's network is down or flapping",
-        cause="The node itself reports that a link or port went down. Connections over it break, whatever the job does.",
+        cause="The node itself reports that a link or port went down. Connections over it break, whatever the job "
+        "does.",
         fix="Exclude the node (--exclude=<node>) and report the port: cable, transceiver, switch port or adapter.",
         next_test="on the node: ip -br link, ibstat, and the kernel log for more of the same; compare the port's error "
         "counters before and after a run",
@@ -187,7 +188,8 @@ CLASSES: tuple[FailureClass, ...] = (
         "Ethernet), the subnet has no route, or the peer's port or process is gone.",
         fix="Restrict NCCL_IB_HCA to ports of one fabric, the same on every node; exclude the node whose port fails; "
         "check whether the peer process died before.",
-        next_test="ib_write_bw between the two nodes over the two named ports; ibstat on both (state Active, same link layer)",
+        next_test="ib_write_bw between the two nodes over the two named ports; ibstat on both (state Active, same "
+        "link layer)",
         reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
         patterns=certain(
             r"(transport|RNR) retry (count(er)? )?exceeded",
@@ -237,7 +239,8 @@ CLASSES: tuple[FailureClass, ...] = (
             r"local GID ::\s*(/|,|$)|GID (is )?(all )?(zero|0000:0000:0000:0000:0000:0000:0000:0000)",
             r"ibv_modify_qp failed with (error )?.{0,6}(22\b|Invalid argument).{0,200}(GID index|RoCE)",
         ),
-        example="node-e:12:40 [1] misc/ibvwrap.cc:200 NCCL WARN Call to ibv_modify_qp failed with error No data available",
+        example="node-e:12:40 [1] misc/ibvwrap.cc:200 NCCL WARN Call to ibv_modify_qp failed with error No data "
+        "available",
     ),
     FailureClass(
         id="memlock_limit",
@@ -270,7 +273,8 @@ CLASSES: tuple[FailureClass, ...] = (
             ),
         )
         + possible(Pattern(r"ulimit -l", unless="unlimited")),
-        example="node-f:5:9 [0] misc/ibvwrap.cc:262 NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory",
+        example="node-f:5:9 [0] misc/ibvwrap.cc:262 NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate "
+        "memory",
     ),
     FailureClass(
         id="silent_socket_fallback",

@@ -112,7 +112,8 @@ CLASSES: tuple[FailureClass, ...] = (
             ),
             r"ReqNodeNotAvail|launch failed requeued held|JobHeld(Admin|User)",
         ),
-        example="sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified",
+        example="sbatch: error: Batch job submission failed: Invalid account or account/partition combination "
+        "specified",
     ),
     FailureClass(
         id="slurm_allocation_gone",

@@ -14,11 +14,11 @@ from allranks.analysis.diagnose.patterns import CERTAIN, LIKELY, POSSIBLE, WEAK,
 
 
 class Reading(Struct, frozen=True):
-    """What a message means: a class (or a harmless message if ``kind`` is benign), with the sentence that says it."""
+    """What a message means: a class (or a harmless message if ``kind`` is benign), with a sentence that says it."""
 
     owner: str
     weight: float
-    told: str = ""
+    sentence: str = ""
     rank: int | None = None
     kind: str = "class"
     interrupt: bool = False  # by a user
@@ -38,12 +38,15 @@ class StructuredMessage(Struct, frozen=True):
 # Xid codes of NVIDIA's catalogue: what they are, and the class with its weight.
 _HARDWARE, _PROGRAM = "gpu_hardware_fault", "gpu_application_fault"
 _XID_NAMES = {
-    8: "GPU stopped processing", 13: "graphics engine exception", 31: "GPU memory page fault", 32: "invalid push buffer", 38: "driver firmware error",
-    43: "GPU stopped processing", 45: "preemptive clean-up", 46: "GPU stopped processing", 48: "double-bit ECC error", 54: "auxiliary power is not connected",
-    61: "internal micro-controller breakpoint", 62: "internal micro-controller halt", 63: "row remapping or page retirement", 64: "row remapping failed",
-    68: "NVDEC exception", 69: "graphics engine class error", 74: "NVLink error", 79: "GPU has fallen off the bus", 92: "high rate of single-bit ECC errors",
-    94: "contained memory error", 95: "uncontained memory error", 109: "context switch timeout", 110: "security fault", 119: "GSP RPC timeout",
-    120: "GSP error", 121: "C2C link error", 122: "SPI read failure", 140: "unrecovered ECC error", 143: "GPU initialisation error",
+    8: "GPU stopped processing", 13: "graphics engine exception", 31: "GPU memory page fault",
+    32: "invalid push buffer", 38: "driver firmware error", 43: "GPU stopped processing", 45: "preemptive clean-up",
+    46: "GPU stopped processing", 48: "double-bit ECC error", 54: "auxiliary power is not connected",
+    61: "internal micro-controller breakpoint", 62: "internal micro-controller halt",
+    63: "row remapping or page retirement", 64: "row remapping failed", 68: "NVDEC exception",
+    69: "graphics engine class error", 74: "NVLink error", 79: "GPU has fallen off the bus",
+    92: "high rate of single-bit ECC errors", 94: "contained memory error", 95: "uncontained memory error",
+    109: "context switch timeout", 110: "security fault", 119: "GSP RPC timeout", 120: "GSP error",
+    121: "C2C link error", 122: "SPI read failure", 140: "unrecovered ECC error", 143: "GPU initialisation error",
     154: "recovery action changed",
 }  # fmt: skip
 _HARDWARE_XIDS = frozenset(

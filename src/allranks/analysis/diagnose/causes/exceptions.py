@@ -89,7 +89,7 @@ def _quoted_exceptions(case: DiagnosisCase) -> list[LogSignal]:
 
 
 def _untyped_errors(case: DiagnosisCase) -> list[LogSignal]:
-    """Return messages below a stack of calls, without the type of an exception, if a launcher reports a failure later."""
+    """Return messages below a stack of calls, without an exception's type, if a launcher reports a failure later."""
     reports = [s for s in case.signals if s.kind == "sign" and s.owner == "launcher_report" and not case.survived(s)]
     return [s for s in case.facts("untyped_error") if any(r.file == s.file and r.line > s.line for r in reports)]
 

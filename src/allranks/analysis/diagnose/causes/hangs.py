@@ -334,14 +334,12 @@ def _name(standing: ProcessActivity) -> str:
 def _activity(case: DiagnosisCase, file: int, stack: ThreadStack) -> ProcessActivity:
     near = foreground_frames(stack.frames) or stack.frames
     doing = thread_activity(stack.frames)
-    own = next(
-        (
-            f
-            for f in near
-            if ("site-packages" not in f and "lib/python" not in f and "/" in f) or f.endswith((":main", ":train"))
-        ),
-        near[0],
-    )
+
+    def is_own(frame: str) -> bool:
+        installed = "site-packages" in frame or "lib/python" in frame or "/" not in frame
+        return not installed or frame.endswith((":main", ":train"))
+
+    own = next(filter(is_own, near), near[0])
     scan = case.scans[file]
     rank = stack.rank if stack.rank is not None else case.file_rank(file)
     host = (

@@ -142,7 +142,7 @@ SHUTDOWN_S = (2, 90)
 
 
 def _of_teardown(case: DiagnosisCase, signal: LogSignal) -> bool:
-    """Return whether the launcher itself killed the process: another one had ended by an exit code of its own before."""
+    """Return whether the launcher itself killed the process: another had ended by an exit code of its own before."""
     reports = (s for s in case.signals if s.owner == "launcher_report" and s.file == signal.file)
     before = (s.time for s in reports if s.time is not None and _OWN_EXIT.search(s.text))
     if signal.time is not None and any(SHUTDOWN_S[0] <= signal.time - time <= SHUTDOWN_S[1] for time in before):

@@ -12,8 +12,8 @@ from allranks.analysis.diagnose.records import CandidateCause, DiagnosisCase, Lo
 _NUMBER = re.compile(r"\d+")
 LEFT_EARLY = (
     "a rank left early with exit code 0",
-    "Find out why this rank does less work than the others: fewer batches, a condition on the rank, an early return. All "
-    "ranks must take part in the same collectives.",
+    "Find out why this rank does less work than the others: fewer batches, a condition on the rank, an early return. "
+    "All ranks must take part in the same collectives.",
 )
 
 
@@ -168,20 +168,20 @@ _KINDS_OF_LIBRARY = tuple(
         (
             r"version [`'\"]?(?P<need>GLIBC_[\d.]+|(?P<cpp>GLIBCXX|CXXABI)_[\d.]+)['\"]? not found",
             "the system's {library} is too old for a package",
-            "A package was built for {need}, which the {library} of this node does not have: the node's system is older "
-            "than the one it was built on.",
+            "A package was built for {need}, which the {library} of this node does not have: the node's system is "
+            "older than the one it was built on.",
             "Run in a container or on nodes with a newer system, or install a build for the older one (an older wheel, "
             "conda-forge, or compile it on that node); installing another package does not help.",
-            "ldd --version, and strings $(gcc -print-file-name=libstdc++.so.6) | grep GLIBCXX, on that node and where it "
-            "was built",
+            "ldd --version, and strings $(gcc -print-file-name=libstdc++.so.6) | grep GLIBCXX, on that node and "
+            "where it was built",
         ),
         (
             r"(?P<need>[\w+-]+)[\w.+-]*\.so[.\d]*: undefined symbol: \S",
             "a package was built for another version of a library",
             "{need} needs a symbol that no loaded library has: it was compiled against another version, most often of "
             "torch, than the one that is installed.",
-            "Install the build of that package for this version of torch, Python and CUDA, or compile it again here (pip "
-            "install --no-build-isolation --no-cache-dir --force-reinstall --no-deps <package>).",
+            "Install the build of that package for this version of torch, Python and CUDA, or compile it again here "
+            "(pip install --no-build-isolation --no-cache-dir --force-reinstall --no-deps <package>).",
             "python -c 'import torch; print(torch.__version__, torch.version.cuda)' on that node",
         ),
         (

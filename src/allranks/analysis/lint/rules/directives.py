@@ -169,11 +169,14 @@ def _misspelled(job: JobDescription) -> Iterator[Violation]:
 MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu")
 # Options of srun, of other batch systems, and prefixes of several options.
 FOREIGN = {
-    "walltime": "--time", "queue": "--partition", "memory": "--mem", "ngpus": "--gpus-per-node", "cores": "--cpus-per-task", "gpu": "--gpus-per-node",
-    "name": "--job-name", "stdout": "--output", "stderr": "--error", "cpus": "--cpus-per-task", "cpu-bind": "srun --cpu-bind", "project": "--account",
-    "kill-on-bad-exit": "srun --kill-on-bad-exit", "pty": "srun --pty", "mpi": "srun --mpi", "gpus_per_node": "--gpus-per-node", "email": "--mail-user",
-    "cpus_per_task": "--cpus-per-task", "ntasks_per_node": "--ntasks-per-node", "job_name": "--job-name", "mem-per-task": "--mem-per-cpu",
-    "mem-per-node": "--mem", "num-nodes": "--nodes", "num_nodes": "--nodes", "num-gpus": "--gpus", "nproc": "--ntasks", "runtime": "--time",
+    "walltime": "--time", "queue": "--partition", "memory": "--mem", "ngpus": "--gpus-per-node",
+    "cores": "--cpus-per-task", "gpu": "--gpus-per-node", "name": "--job-name", "stdout": "--output",
+    "stderr": "--error", "cpus": "--cpus-per-task", "cpu-bind": "srun --cpu-bind", "project": "--account",
+    "kill-on-bad-exit": "srun --kill-on-bad-exit", "pty": "srun --pty", "mpi": "srun --mpi",
+    "gpus_per_node": "--gpus-per-node", "email": "--mail-user", "cpus_per_task": "--cpus-per-task",
+    "ntasks_per_node": "--ntasks-per-node", "job_name": "--job-name", "mem-per-task": "--mem-per-cpu",
+    "mem-per-node": "--mem", "num-nodes": "--nodes", "num_nodes": "--nodes", "num-gpus": "--gpus", "nproc": "--ntasks",
+    "runtime": "--time",
 }  # fmt: skip
 TEMPLATE = lazy_regex(r"[@{}!<>*#%]|__")
 
@@ -215,8 +218,8 @@ TIME_CURE = (
     "minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes or days-hours:minutes:seconds"
 )
 COUNTS = (
-    "ntasks", "ntasks-per-node", "ntasks-per-core", "ntasks-per-socket", "ntasks-per-gpu", "cpus-per-task", "cpus-per-gpu", "mincpus",
-    "cores-per-socket", "sockets-per-node", "threads-per-core",
+    "ntasks", "ntasks-per-node", "ntasks-per-core", "ntasks-per-socket", "ntasks-per-gpu", "cpus-per-task",
+    "cpus-per-gpu", "mincpus", "cores-per-socket", "sockets-per-node", "threads-per-core",
 )  # fmt: skip
 GPUS = r"(?!.*(?:gpu[=(-]\d|gpu::|:\Z)).*"
 FORMS: dict[str, tuple[str, str, str]] = {
@@ -341,14 +344,10 @@ def output(job: JobDescription) -> Iterator[Violation]:
         said.add(folder)
         cure = f"--{name}=<existing folder>/%x-%j.out"
         if re.search(r"%\d*[jJAN]", folder):
-            yield Violation(
-                option.offset,
-                f"nobody creates the folder {folder} of --{name}: its name is known when the job exists",
-                cure=cure,
-            )
+            text = f"nobody creates the folder {folder} of --{name}: its name is known when the job exists"
+            yield Violation(option.offset, text, cure=cure)
         elif folder in made:
             yield Violation(option.offset, f"the folder {folder} is created by the script, too late for --{name}")
         elif job.is_missing(folder.replace("%x", job.heads("job-name") or "%x")):
-            yield Violation(
-                option.offset, f"there is no folder {folder} for --{name}, neither here nor next to the script"
-            )
+            text = f"there is no folder {folder} for --{name}, neither here nor next to the script"
+            yield Violation(option.offset, text)

@@ -75,9 +75,14 @@ TORCHRUN_HAS = {
 NO_OPTION = {
     "torchrun": TORCHRUN_HAS,
     "torch.distributed.launch": TORCHRUN_HAS,
-    "accelerate": {"num_gpus": "num_processes", "nproc_per_node": "num_processes", "nnodes": "num_machines", "node_rank": "machine_rank",
-                   "master_addr": "main_process_ip", "master_port": "main_process_port", "num_nodes": "num_machines"},
-    "deepspeed": {"nproc_per_node": "num_gpus", "nnodes": "num_nodes", "num_processes": "num_gpus", "num_machines": "num_nodes"},
+    "accelerate": {
+        "num_gpus": "num_processes", "nproc_per_node": "num_processes", "nnodes": "num_machines",
+        "node_rank": "machine_rank", "master_addr": "main_process_ip", "master_port": "main_process_port",
+        "num_nodes": "num_machines",
+    },
+    "deepspeed": {
+        "nproc_per_node": "num_gpus", "num_processes": "num_gpus", "nnodes": "num_nodes", "num_machines": "num_nodes",
+    },
 }  # fmt: skip
 
 

@@ -348,8 +348,8 @@ def idle_nodes(job: JobDescription) -> Iterator[Violation]:
 
 
 STARTS_ELSEWHERE = {
-    "srun", "mpirun", "mpiexec", "mpiexec.hydra", "ssh", "pdsh", "parallel", "sbatch", "ray", "pbsdsh", "clush", "jsrun", "aprun", "horovodrun",
-    "orterun", "blaunch", "flux", "lrun", "ddlrun", "runjob", "dask-ssh", "dask-mpi",
+    "srun", "mpirun", "mpiexec", "mpiexec.hydra", "ssh", "pdsh", "parallel", "sbatch", "ray", "pbsdsh", "clush",
+    "jsrun", "aprun", "horovodrun", "orterun", "blaunch", "flux", "lrun", "ddlrun", "runjob", "dask-ssh", "dask-mpi",
     "ibrun", "prun", "mpirun_rsh", "likwid-mpirun",
 }  # fmt: skip
 

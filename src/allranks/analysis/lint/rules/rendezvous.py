@@ -16,7 +16,10 @@ PORT_CURE = (
     "derive it from the job ID, below the ephemeral range: MASTER_PORT=$((15000 + SLURM_JOB_ID % 15000)); on one node "
     "use torchrun --standalone"
 )
-ADDRESS_CURE = 'in the batch script, outside of containers: MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+ADDRESS_CURE = (
+    "in the batch script, outside of containers: "
+    'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+)
 ID_CURE = "--rdzv_id=$SLURM_JOB_ID (with requeue: $SLURM_JOB_ID.$SLURM_RESTART_COUNT)"
 ENDPOINT = '--rdzv_endpoint="$MASTER_ADDR:$MASTER_PORT"'
 PORT_NAME = lazy_regex(r"(?:MASTER|RDZV|HEAD|MAIN|RENDEZVOUS)\w*PORT\Z|PORT\Z", re.IGNORECASE)
@@ -213,8 +216,10 @@ def _on_all_nodes(job: JobDescription, launch: LauncherCall) -> bool:
     why="Every node gets the same rank: they never form a group, or all believe that they are the first.",
     cure="srun bash -c '... --node_rank=$SLURM_NODEID ...' in single quotes",
     source="torch/distributed/run.py",
-    bad="srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_LOCALID --master_addr=$HEAD --master_port=15001 train.py'",
-    good="srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$HEAD --master_port=15001 train.py'",
+    bad="srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_LOCALID --master_addr=$HEAD --master_port=15001 "
+    "train.py'",
+    good="srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$HEAD --master_port=15001 "
+    "train.py'",
 )
 def same_rank_everywhere(job: JobDescription) -> Iterator[Violation]:
     for launch in job.launches if job.multi_node else ():
@@ -411,7 +416,8 @@ def hostless(job: JobDescription) -> Iterator[Violation]:
     "node forms its own group.",
     cure=ADDRESS_CURE,
     source="mmcv#700, pith-train#91",
-    bad="srun apptainer exec x.sif bash -c 'export MASTER_ADDR=$(scontrol show hostnames | head -n 1); python train.py'",
+    bad="srun apptainer exec x.sif bash -c 'export MASTER_ADDR=$(scontrol show hostnames | head -n 1); python "
+    "train.py'",
     good="export MASTER_ADDR=$(scontrol show hostnames | head -n 1)\nsrun apptainer exec x.sif python train.py",
 )
 def container(job: JobDescription) -> Iterator[Violation]:
@@ -428,8 +434,8 @@ def container(job: JobDescription) -> Iterator[Violation]:
 # What only a task, or only a launcher, sets.
 TASK_NAMES = {"SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_GTIDS"}
 LAUNCHER_NAMES = {
-    "LOCAL_RANK", "RANK", "GROUP_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK", "PMI_LOCAL_RANK", "PMIX_RANK",
-    "MPI_LOCALRANKID",
+    "LOCAL_RANK", "RANK", "GROUP_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK",
+    "PMI_LOCAL_RANK", "PMIX_RANK", "MPI_LOCALRANKID",
 }  # fmt: skip
 HARMLESS = {"echo", "printf", "[", "[[", "test", "for", "date", "mkdir", "logger", "?", "cd", "touch", "tee", ":"}
 

@@ -56,15 +56,13 @@ def _few_ranks(job: JobDescription) -> Iterator[Violation]:
     started = f"{ranks} rank{'s' * (ranks != 1)} per node" if option else "no --nproc_per_node: one rank per node"
     # One process of accelerate often distributes the layers of its model over all GPUs.
     severity: Severity = "note" if launch.kind == "accelerate" and ranks == 1 else "warning"
-    yield Violation(
-        option.arg.offset if option else launch.call.offset,
-        f"{started}, but the job requests {gpus} GPU{'s' * (gpus > 1)} per node: the others are idle",
-        severity=severity,
-    )
+    text = f"{started}, but the job requests {gpus} GPU{'s' * (gpus > 1)} per node: the others are idle"
+    yield Violation(option.arg.offset if option else launch.call.offset, text, severity=severity)
 
 
 SHORT = {
-    "wait", "echo", "printf", "date", "sleep", "kill", "trap", "exit", "nvidia-smi", "[", "[[", "test", "true", "set", "seff", "sacct",
+    "wait", "echo", "printf", "date", "sleep", "kill", "trap", "exit", "nvidia-smi", "[", "[[", "test", "true", "set",
+    "seff", "sacct",
 }  # fmt: skip
 """Commands that use no GPU while they run."""
 
@@ -211,7 +209,8 @@ HOURS = {24, 48, 72, 96, 144, 168}
 
 @warning(
     "time-unit",
-    why="Two numbers are minutes and seconds, a single number is minutes: the job is ended long before it has finished.",
+    why="Two numbers are minutes and seconds, a single number is minutes: the job is ended long before it has "
+    "finished.",
     cure="--time=<hours>:00:00",
     source="Slurm's sbatch and srun manuals",
     bad="#SBATCH --time=48:00\npython train.py",
@@ -409,11 +408,8 @@ def inherited(job: JobDescription) -> Iterator[Violation]:
         if slurm_options(srun).keys() & {"cpus-per-task", "exclusive", "cpus-per-gpu", "cpu-bind"}:
             continue
         certain = version is not None and (job.tasks_per_node(srun) or 2) > 1
-        yield Violation(
-            srun.offset,
-            f"srun has no --cpus-per-task, which the job sets to {cpus}",
-            severity="warning" if certain else "note",
-        )
+        text = f"srun has no --cpus-per-task, which the job sets to {cpus}"
+        yield Violation(srun.offset, text, severity="warning" if certain else "note")
 
 
 @note(
@@ -585,6 +581,5 @@ def megabytes(job: JobDescription) -> Iterator[Violation]:
             option = job.heading[name]
             meant = not job.requests_gpus or re.search(r"(?i)#.*(?:\bMB\b|mega)", option.text)
             severity = "note" if meant and int(value) >= SURELY_GB[name] else None
-            yield Violation(
-                option.offset, f"--{name}={value} is {value} MB", cure=f"--{name}={value}G", severity=severity
-            )
+            text = f"--{name}={value} is {value} MB"
+            yield Violation(option.offset, text, cure=f"--{name}={value}G", severity=severity)

@@ -70,12 +70,14 @@ def _other_order(name: str) -> str | None:
 
 
 USUAL = (
-    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_ORDER", "CUDA_DEVICE_MAX_CONNECTIONS",
-    "PYTORCH_CUDA_ALLOC_CONF", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CUDA_ARCH_LIST", "TORCH_EXTENSIONS_DIR", "TORCH_SHOW_CPP_STACKTRACES",
-    "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "TOKENIZERS_PARALLELISM", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "HF_DATASETS_CACHE",
-    "HF_HUB_OFFLINE", "LD_LIBRARY_PATH", "LD_PRELOAD", "MASTER_ADDR", "MASTER_PORT", "SRUN_CPUS_PER_TASK", "HIP_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMEXPR_MAX_THREADS",
-    "VECLIB_MAXIMUM_THREADS", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "FI_PROVIDER", "TORCH_NCCL_BLOCKING_WAIT", "PYTHONPATH",
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_ORDER",
+    "CUDA_DEVICE_MAX_CONNECTIONS", "PYTORCH_CUDA_ALLOC_CONF", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CUDA_ARCH_LIST",
+    "TORCH_EXTENSIONS_DIR", "TORCH_SHOW_CPP_STACKTRACES", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER",
+    "TOKENIZERS_PARALLELISM", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "HF_DATASETS_CACHE", "HF_HUB_OFFLINE",
+    "LD_LIBRARY_PATH", "LD_PRELOAD", "MASTER_ADDR", "MASTER_PORT", "SRUN_CPUS_PER_TASK", "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS",
+    "NUMEXPR_MAX_THREADS", "VECLIB_MAXIMUM_THREADS", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "FI_PROVIDER",
+    "TORCH_NCCL_BLOCKING_WAIT", "PYTHONPATH",
 )  # fmt: skip
 SHORTEST_TYPO, LONG_NAME = 10, 14
 OTHER_COLLECTIVES = {f"{letter}CCL" for letter in "RHEMXPAOUST"} | {"CNCL", "BKCL"}
@@ -181,7 +183,8 @@ LEVELS = r"(?:LOC|NVL|PIX|PXB|PXN|PHB|P2C|C2C|SYS|[0-5])"
 PROTOCOL, ALGORITHM = "(?:LL|LL128|SIMPLE)", "(?:TREE|RING|COLLNET(?:DIRECT|CHAIN)?|NVLS(?:TREE)?|PAT)"
 NUMBERS = (
     "NCCL_IB_GID_INDEX", "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT", "NCCL_IB_TC", "NCCL_IB_SL", "NCCL_MIN_NCHANNELS",
-    "NCCL_MAX_NCHANNELS", "NCCL_NSOCKS_PERTHREAD", "NCCL_SOCKET_NTHREADS", "NCCL_BUFFSIZE", "NCCL_NTHREADS", "NCCL_CROSS_NIC",
+    "NCCL_MAX_NCHANNELS", "NCCL_NSOCKS_PERTHREAD", "NCCL_SOCKET_NTHREADS", "NCCL_BUFFSIZE", "NCCL_NTHREADS",
+    "NCCL_CROSS_NIC",
 )  # fmt: skip
 ALLOWED: dict[str, tuple[str, str]] = {
     "NCCL_P2P_LEVEL": (LEVELS, "one of LOC, NVL, PIX, PXB, PHB or SYS"),
@@ -287,9 +290,8 @@ def interface(job: JobDescription) -> Iterator[Violation]:
         if item.name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME") and len(names) == 1:
             if NAME.match(names[0]) and not item.value.startswith("^") and "$" not in item.value:
                 where = "on every node" if job.multi_node else "here"
-                yield Violation(
-                    item.offset, f"{item.name}={item.value}: the interface {names[0]} may not exist {where}"
-                )
+                text = f"{item.name}={item.value}: the interface {names[0]} may not exist {where}"
+                yield Violation(item.offset, text)
 
 
 @error(
@@ -357,8 +359,8 @@ def _has_comment(job: JobDescription, offset: int) -> bool:
 NETWORK, PEERS = "InfiniBand and RoCE", "direct copies between GPUs"
 NVLINK = lazy_regex(r"(?i)nvlink|sxm|[dh]gx|gh200|h200|b200|mi[23]\d\d")
 OFF = {
-    ("NCCL_P2P_DISABLE", "1"): PEERS, ("NCCL_P2P_LEVEL", "LOC"): PEERS, ("NCCL_P2P_LEVEL", "0"): PEERS, ("NCCL_IB_DISABLE", "1"): NETWORK,
-    ("NCCL_NET", "SOCKET"): NETWORK, ("NCCL_SHM_DISABLE", "1"): "shared memory",
+    ("NCCL_P2P_DISABLE", "1"): PEERS, ("NCCL_P2P_LEVEL", "LOC"): PEERS, ("NCCL_P2P_LEVEL", "0"): PEERS,
+    ("NCCL_IB_DISABLE", "1"): NETWORK, ("NCCL_NET", "SOCKET"): NETWORK, ("NCCL_SHM_DISABLE", "1"): "shared memory",
 }  # fmt: skip
 
 
@@ -390,9 +392,8 @@ def not_a_number(job: JobDescription) -> Iterator[Violation]:
         if item.items or not RENDEZVOUS_PORT.match(item.name):
             continue
         if re.fullmatch(r"\d{5,8}", value) and int(value) > 65535:
-            yield Violation(
-                item.offset, f"{item.name}={value}: the last port is 65535", why=NUMBER_WHY, cure=f"{item.name}=<port>"
-            )
+            text = f"{item.name}={value}: the last port is 65535"
+            yield Violation(item.offset, text, why=NUMBER_WHY, cure=f"{item.name}=<port>")
         elif re.fullmatch(r"\d+[-+*%](?:\d+|\$\{?\w+\}?)(?:[-+*%]\w+)*", value):
             text = f"{item.name}={value}: the shell calculates only in $((...))"
             yield Violation(item.offset, text, why=NUMBER_WHY, cure=f"{item.name}=<port>")
@@ -433,14 +434,8 @@ def empty_slurm_options(job: JobDescription) -> Iterator[Violation]:
 # https://slurm.schedmd.com/sbatch.html, output environment variables that are "only set if the option is specified"
 OF_TASKS = ("ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-core", "ntasks-per-socket")
 BY_OPTION = (
-    "cpus-per-task",
-    "ntasks-per-node",
-    "gpus-per-node",
-    "gpus-per-task",
-    "cpus-per-gpu",
-    "gpus",
-    "mem-per-cpu",
-)
+    "cpus-per-task", "ntasks-per-node", "gpus-per-node", "gpus-per-task", "cpus-per-gpu", "gpus", "mem-per-cpu",
+)  # fmt: skip
 NEEDED_OPTIONS = {
     **{f"SLURM_{name.upper().replace('-', '_')}": (name,) for name in BY_OPTION},
     **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS"), OF_TASKS),

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from allranks.errors import RunFailed
-from allranks.nodes.network.copy_tests import save_copy_test
+from allranks.nodes.network.copy_results import save_copy_test
 from allranks.nodes.network.traffic import NetworkLogParser, NetworkOutcome, compare_with_policy, host_of_line
 from allranks.nodes.preflight.runner import PreflightResult, TargetNodes
 from allranks.nodes.probes.probe import unused_port
@@ -32,8 +32,8 @@ from allranks.utils.kernel_counters import count_by_interface
 from allranks.utils.text import format_bytes
 
 NVLINK_GENERATIONS = {
-    "V100": 2, "A100": 3, "A800": 3, "A30": 3, "H100": 4, "H800": 4, "H200": 4, "H20": 4, "GH200": 4, "B200": 5, "B300": 5, "GB200": 5,
-    "GB300": 5,
+    "V100": 2, "A100": 3, "A800": 3, "A30": 3, "H100": 4, "H800": 4, "H200": 4, "H20": 4, "GH200": 4, "B200": 5,
+    "B300": 5, "GB200": 5, "GB300": 5,
 }  # fmt: skip
 NVLINK_BYTES_PER_S = {2: 25e9, 3: 25e9, 4: 25e9, 5: 50e9}
 """Of one link in one direction, by generation. The number of links between two GPUs is in the node's topology
@@ -178,14 +178,8 @@ def run_copy_test(where: TargetNodes, preflight: PreflightResult, run_root: Path
     probes = {probe.host: probe for probe in preflight.probes if len(probe.gpus) > 1}
     if not probes:
         return []
-    argv = [
-        sys.executable,
-        "-m",
-        "allranks.nodes.probes.links_probe",
-        "copies",
-        "--json-args",
-        json.dumps({"limit_s": COPY_LIMIT_S}),
-    ]
+    program = [sys.executable, "-m", "allranks.nodes.probes.links_probe"]
+    argv = [*program, "copies", "--json-args", json.dumps({"limit_s": COPY_LIMIT_S})]
     answers = where.run(argv, COPY_TEST_LIMIT_S, None, list(probes)).by_host()
     results = []
     for host, probe in probes.items():
