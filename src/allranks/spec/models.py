@@ -239,8 +239,8 @@ def architecture_warning(model_type: Any, where: str) -> str | None:
     if not isinstance(model_type, str) or tested(model_type) is not None:
         return None
     return (
-        f"{where} is a {model_type}, which is not among the tested architectures (documentation: models); compare its first "
-        "losses with another program's"
+        f"{where} is a {model_type}, which is not among the tested architectures (documentation: models); compare its "
+        "first losses with another program's"
     )
 
 
