@@ -40,7 +40,8 @@ CLASSES: tuple[FailureClass, ...] = (
             r"(EOFError: Ran out of input|BadZipFile|zipfile\.BadZipFile)",
             r"(UnpicklingError|pickle data was truncated|mmap length is greater than file size)",
         ),
-        example="FileNotFoundError: [Errno 2] No such file or directory: '/cache/json/default-1a2b/cache-77a1.arrow'",
+        example="FileNotFoundError: [Errno 2] No such file or directory: "
+        "'/cache/json/default-1a2b/cache-77aa01bc.arrow'",
     ),
     FailureClass(
         id="stale_file_handle",
