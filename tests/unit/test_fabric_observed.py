@@ -14,7 +14,7 @@ import msgspec
 import psutil
 import pytest
 
-from allranks.nodes.network import traffic
+from allranks.nodes.network import copy_results, traffic
 from allranks.nodes.probes.links_probe import supervise
 from allranks.nodes.records import Probe
 from allranks.planning import network_policy
