@@ -74,7 +74,7 @@ def sweep_command(
     finished = run_array(sweep, view, again=again, at_once=at_once) if array else run_sweep(sweep, view, again=again)
     code = _report(sweep, as_json)
     if not finished:
-        echo(f"the sweep was ended; continue it with: allranks sweep {sweep.folder}", message=True)
+        echo(f"the command ended before the sweep; continue it with: allranks sweep {sweep.folder}", err=True)
     return code if finished else EXIT_FAILED
 
 
@@ -162,6 +162,6 @@ def _write_page(sweep: Sweep, results: list[PointResult]) -> Path | None:
     try:
         write_page(compare_runs(data, [str(run.root) for run in runs]), page, sweep=Path(sweep.folder).name)
     except OSError as error:
-        echo(f"the page cannot be written: {error.strerror}", message=True)
+        echo(f"the page cannot be written: {error.strerror}", err=True)
         return None
     return page
