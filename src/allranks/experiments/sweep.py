@@ -18,11 +18,12 @@ from typing import Any
 
 import msgspec
 
-from allranks.errors import AllranksError, RequestError
+from allranks.errors import AllranksError, CheckpointError, RequestError
 from allranks.experiments import sweep_trials
 from allranks.launch import preview, runs
 from allranks.launch.runs import NullObserver, Observer
 from allranks.planning.cost import cost_row
+from allranks.rundir.checkpoints import newest_checkpoint
 from allranks.rundir.files import read_json, read_record, write_json, write_text_atomic
 from allranks.rundir.paths import RunDir, create_run, list_runs
 from allranks.spec import RunSpec
@@ -31,6 +32,8 @@ from allranks.utils.text import finite_float, finite_int
 
 RECORD = "sweep.json"
 SPEC = "sweep-spec.yaml"
+STOPPED = "stopped"
+"""File in the run folder of a point that the user, or Slurm's time limit, has stopped."""
 MAX_POINTS = 1000
 LOSS_WINDOW = 10
 CONTINUED = ("open", "stopped", "unfinished")
@@ -260,7 +263,8 @@ def _result(sweep: Sweep, point: SweepPoint, run: RunDir | None) -> PointResult:
         return PointResult(name=point.name, sets=sets, run=None, status=status, message=message)
     metrics = read_record(run.metrics)
     diverged = (run.root / "diverged").exists()
-    status = "diverged" if diverged else str(metrics.get("status") or "unfinished")
+    stopped = "stopped" if (run.root / STOPPED).exists() else ""
+    status = "diverged" if diverged else stopped or str(metrics.get("status") or "unfinished")
     return PointResult(
         name=point.name,
         sets=sets,
@@ -330,7 +334,8 @@ def run_point(sweep: Sweep, number: int, before: PointResult, view: Observer) ->
     view.say(f"point    {number} of {len(sweep.points)}: {' '.join(before.sets)}")
     _refusal(sweep, point).unlink(missing_ok=True)
     try:
-        if before.status in ("stopped", "unfinished") and before.run and RunDir(folder / before.run).checkpoint_steps():
+        if before.status in ("stopped", "unfinished") and before.run and _can_resume(RunDir(folder / before.run)):
+            (folder / before.run / STOPPED).unlink(missing_ok=True)
             result = runs.resume(before.run, run_root=folder, observer=watch)
         else:
             if before.run:
@@ -349,11 +354,19 @@ def run_point(sweep: Sweep, number: int, before: PointResult, view: Observer) ->
     if watch.reason:
         (Path(result.folder) / "diverged").write_text(watch.reason)
         view.say(f"ended    {point.name}: {watch.reason}")
-    elif result.status == "stopped":
+    elif result.status == "stopped" or (result.signalled and result.status == "failed"):
+        (Path(result.folder) / STOPPED).touch()  # a run that could save nothing has failed, but its point is not done
         return False
     else:
         view.say(f"{result.status:8} {point.name}: {result.message if result.exit_code else _losses(result.metrics)}")
     return True
+
+
+def _can_resume(run: RunDir) -> bool:
+    try:
+        return bool(newest_checkpoint(run, full=True))
+    except CheckpointError:
+        return False
 
 
 def _losses(metrics: dict[str, Any]) -> str:

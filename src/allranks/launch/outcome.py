@@ -64,6 +64,8 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     """What was decided on starting again by itself; None: the run did not fail, or nothing was to be decided."""
     interrupted: bool = False
     """Ctrl-C has stopped it."""
+    signalled: bool = False
+    """Ctrl-C or another signal to the process that followed it has stopped it."""
 
 
 def finalize_run(

@@ -285,7 +285,7 @@ def launch(
                 restarts_before=decided if may_restart else None,
                 restart_problem=launcher.restart_problem(end) if end is not None else "",
             )
-            result = msgspec.structs.replace(result, interrupted=counts.interrupts > 0)
+            result = msgspec.structs.replace(result, interrupted=counts.interrupts > 0, signalled=interrupted)
             one = result.restart
             if not spec.cluster.launched_by.uses_slurm:  # there the driver does, also if nobody follows
                 notify(spec, result, shown.say)
