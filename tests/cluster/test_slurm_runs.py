@@ -2,6 +2,7 @@
 
 import json
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,19 @@ dist.init_process_group("gloo")
 for _ in range(20):
     dist.barrier()
     time.sleep(0.2)
+dist.destroy_process_group()
+"""
+SWEPT = """
+import pathlib, sys, time, allranks, torch.distributed as dist
+dist.init_process_group("gloo")
+print("READY", flush=True)
+while not pathlib.Path(__file__).with_name("go").exists():
+    time.sleep(0.1)
+for step in range(1, 6):
+    dist.barrier()
+    assert sys.argv[1] != "raises" or step < 3, "no such layer"
+    allranks.report(step=step, loss=float("nan") if sys.argv[1] == "nan" and step == 4 else 2 / step)
+time.sleep(600 if sys.argv[1] == "nan" else 0)
 dist.destroy_process_group()
 """
 
@@ -65,6 +79,26 @@ def test_ctrl_c_cancels_the_job(box: Box, shared: Path) -> None:
     out = job.ends(1, 60)
     assert "interrupted" in out or "cancelled" in out, out
     until(lambda: not queue(box), limit_s=30)
+
+
+def test_a_sweep_is_an_array_that_is_cancelled_then_continued_and_repeats_nothing(box: Box, shared: Path) -> None:
+    runs.write(shared, program_in(shared, SWEPT))
+    command = ["sweep", "spec.yaml", "--grid", "script.args=[good],[raises],[nan]", "--json"]
+    first = subprocess.Popen([*ALLRANKS, *command, "--at-once", "1"], cwd=shared, stdout=subprocess.PIPE, text=True)
+    logs = "runs/*/p1-*/logs/attempt-1/*.rank?.log"
+    until(lambda: sum("READY" in path.read_text() for path in shared.glob(logs)) == 2, LIMIT_S)
+    first.send_signal(signal.SIGINT)
+    document = json.loads(first.communicate(timeout=LIMIT_S)[0])
+    assert [point["status"] for point in document["points"]] == ["stopped", "open", "open"] and first.returncode == 1
+    assert not queue(box)
+    (shared / "prog" / "go").touch()
+    done = allranks(shared, *command)
+    good, raises, nan = json.loads(done.stdout)["points"]
+    assert [one["status"] for one in (good, raises, nan)] == ["succeeded", "failed", "diverged"], done.stderr
+    assert (good["train_loss"], done.returncode) == (2 / 5, 1)
+    assert "rank 0" in raises["message"] and "no such layer" in raises["message"] and "step 4" in nan["message"]
+    again = allranks(shared, "sweep", document["folder"], "--json")
+    assert again.stdout == done.stdout, "the names of the runs have their times"
 
 
 def test_a_job_that_outlasts_its_time_limit_goes_on_bitwise(box: Box, shared: Path) -> None:
