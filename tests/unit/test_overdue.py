@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from allranks.errors import EnvironmentNotAble
+from allranks.launch.launchers import get_launcher
 from allranks.launch.slurm import liveness
 from allranks.launch.slurm.job import CANCEL_COMPLETES_S, POLL_INTERVAL_S, UNANSWERED_S, SlurmJob
 from allranks.launch.slurm.liveness import CLEANING, ENDED, LIMITS_S, SILENT, DriverLiveness, liveness_problem
@@ -213,6 +214,15 @@ def test_agents_requeue_only_if_the_node_is_lost(asked: RunDir, slurmd: int, mon
         answers.change(node_state=node_state)
         liveness.continue_without_driver(asked, "7", answers.slurm)
         assert answers.called.count("scontrol requeue 7") == requeued and "scancel" not in answers.called
+    answers.change(node_state=CUT_OFF)
+    liveness.continue_without_driver(asked, "7", answers.slurm, stopped=lambda: True)
+    assert not answers.called, "Slurm itself ends the job"
+
+
+def test_a_driver_that_ended_without_a_record_is_named_with_what_slurm_says(asked: RunDir) -> None:
+    for record, named in (({"end": None}, True), ({"end": {"ends": []}}, False)):
+        write_json(asked.driver, {**says("running", host=HOST), **record})
+        assert bool(get_launcher("slurm").describe_lost_driver(asked, "FAILED, exit code 0:9")) is named
 
 
 def test_a_job_that_was_cancelled_or_that_slurm_does_not_requeue_is_cancelled(asked: RunDir) -> None:

@@ -83,7 +83,7 @@ def main() -> None:
         from allranks.launch.slurm.liveness import continue_without_driver
 
         if IN_ALLOCATION not in os.environ and (job := os.environ.get("SLURM_JOB_ID")):
-            continue_without_driver(run, job)
+            continue_without_driver(run, job, stopped=lambda: agent.stopped)
     if by_hand and code == EXIT_FAILED and _starts_again(run, args.attempt, agent):
         words = [str(run.root), "--attempt", f"{args.attempt + 1}", "--node", f"{args.node}"]
         more = ["--telemetry-s", f"{args.telemetry_s}"]

@@ -204,7 +204,7 @@ class SlurmLauncher(Launcher):
     def describe_lost_driver(self, run: RunDir, end_reason: str) -> str:
         """Return that the driver ended without a record, and how Slurm says that its job ended."""
         driver = read_record(run.driver)
-        if driver.get("state") != "running" or end_reason in ("", "unknown") or "end" in driver:
+        if driver.get("state") != "running" or end_reason in ("", "unknown") or driver.get("end"):
             return ""
         return (
             f"the driver of job {driver.get('job', '?')} on {driver.get('host', '?')} ended without a record: "

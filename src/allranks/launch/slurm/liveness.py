@@ -253,14 +253,16 @@ def handle_dead_driver(
     return True
 
 
-def continue_without_driver(run: RunDir, job: str, slurm: Slurm | None = None) -> None:
+def continue_without_driver(
+    run: RunDir, job: str, slurm: Slurm | None = None, *, stopped: Callable[[], bool] = lambda: False
+) -> None:
     """Requeue the job, from another of its nodes, if its driver stays silent and the node of its script is lost.
 
     Slurm does that itself, except for a job with `--no-kill`, which then waits for its time limit if nobody follows it.
     """
     slurm, overdue = slurm or Slurm([], "this job's"), DriverLiveness(run, job)
     deadline = time.monotonic() + LIMITS_S[SILENT] + HEARTBEAT_S
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and not stopped():  # as Slurm cancels a job
         state = slurm.state(job)
         if sign := overdue.look(state.state):
             driver = overdue.driver()
