@@ -52,7 +52,7 @@ def replace_work_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
 
 def import_no_deepspeed_to_save() -> None:
     """Have ``save_pretrained`` look for DeepSpeed only where that was imported: its import takes 2 s and 60 MiB."""
-    other = importlib.import_module("accelerate.utils.other")
+    other: Any = importlib.import_module("accelerate.utils.other")
     original = other.is_deepspeed_available
     other.is_deepspeed_available = lambda: "deepspeed" in sys.modules and original()
 
