@@ -332,8 +332,11 @@ def fork(call: str, argv: list[str], env: dict[str, str], cwd: str, session: boo
     if pid:
         return pid
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    source, output = os.open(files[0], os.O_RDONLY), os.open(files[1], flags, 0o644)
-    errors = output if files[2] == files[1] else os.open(files[2], flags, 0o644)
+    try:
+        source, output = os.open(files[0], os.O_RDONLY), os.open(files[1], flags, 0o644)
+        errors = output if files[2] == files[1] else os.open(files[2], flags, 0o644)
+    except OSError:  # who asked has given up; without this the child would end as the server does
+        os._exit(1)
     if session:
         os.setsid()
     end_with(CALLS[call], argv, env, cwd, (source, output, errors))
