@@ -14,7 +14,7 @@ from allranks.rundir.paths import RunDir
 from tests.conftest import tiny_spec, write_rows
 from tests.dist.harness import ALLRANKS, step_events, until
 
-LIMIT_S = 150
+LIMIT_S = 300
 WAITS = "import time\nprint('READY', flush=True)\ntime.sleep(600)\n"
 
 

@@ -78,7 +78,7 @@ def test_the_twin_of_the_large_mixture_of_experts(box: Box, shared: Path, adapte
     assert {(e["rows"], e["targets"]) for e in evals} == {(200, evals[0]["targets"])}
     assert evals[-1]["loss"] < evals[0]["loss"]
     remarks = {e["message"].partition(":")[0] for e in events if e["event"] == "remark"}
-    assert remarks == {"packed rows", *(["adapters"] if adapters == "auto" else [])}
+    assert remarks == {"packed rows", "routers", *(["adapters"] if adapters == "auto" else [])}
     load = metrics["expert_load"]
     assert load["experts"] == 8 and [layer["layer"] for layer in load["layers"]] == ["1", "2"]
     counted = [sum(e["layers"]["1"]) for e in events if e["event"] == "experts"]

@@ -54,7 +54,7 @@ def read(tmp_path: Path, text: str) -> Diagnosis:
         (f"rank 1 on n2 failed: ended by SIGKILL, and {KILLER} has ended a process here", "", ("host_oom", 1, "n2")),
         ("ended before the ranks were started: the time limit is near.", "", ("slurm_time_limit", None, None)),
         ("stopped after step 4 (Slurm ended the job because a node failed)", "", ("node_unhealthy", None, None)),
-        (f"{FIRST_NODE} Job 3 was cancelled. Check that node's network", "", ("node_unhealthy", None, "n1")),
+        (f"n2: the ranks made no progress; {FIRST_NODE} Job 3 was cancelled.", "", ("node_unhealthy", None, "n1")),
         ("job 7 was cancelled. No checkpoint had been written", "", ("slurm_cancelled", None, None)),
         ("the loss of rank 0, 1 is not finite (nan) in step 7", "", ("loss_not_finite", 0, "n2")),
     ],

@@ -43,7 +43,7 @@ _ENDINGS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             "node_unhealthy",
             r"the agent on (?:this machine|(?P<host>[^\s:;]+)) is gone|because a node failed|\b(?:says|ended as) (?:NODE_FAIL|BOOT_FAIL)",
         ),
-        ("node_unhealthy", r"^(?P<host>[^\s,;:]+), the job's first node, where its script "),
+        ("node_unhealthy", r"(?P<host>[^\s,;:]+), the job's first node, where its script "),
         (
             "slurm_cancelled",
             r"was cancelled|^interrupted|^stopped\b.{0,40}\(interrupted|\b(?:says|ended as) CANCELLED|(?:agent|allranks) received SIG",
