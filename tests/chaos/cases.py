@@ -191,10 +191,8 @@ def _local() -> list[Case]:
     named: dict[str, Any] = {**full, "says": r"(?i)rank 1\b", "plants": sleeps, "defect": 8, **HANGS, **RESUMED}
     cases += [make("training disk fill", 60, **full, **RESUMED), make("planted disk fill", 60, end="+hang", **named)]
     lost: dict[str, Any] = {"never": UNSTARTED, "defect": 10}
-    parts = ("logs", "events", "telemetry")
+    parts = ("logs", "events", "telemetry", "checkpoints")
     cases += [make(f"training files remove-{what}", 60, **ALL_RIGHT, **lost) for what in parts]
-    during_a_save = {"codes": (0, 1), "says": "the checkpoint could not be saved"}
-    cases.append(make("training files remove-checkpoints", 60, steps=FINITE, **during_a_save, **lost))
     gone: dict[str, Any] = {"actions": _then("files remove-logs", "rank KILL", after_s=1.0), "says": "SIGKILL"}
     cases.append(make("training files remove-logs", 30, end="+KILL", **gone, **lost, **RESUMED))
     # a user's own program

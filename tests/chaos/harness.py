@@ -475,7 +475,11 @@ class Running:
             self._copier.join(timeout=10)
         elif what.startswith("remove-"):
             assert self._run is not None
-            shutil.rmtree(self._run / what.removeprefix("remove-"), ignore_errors=True)
+            folder = self._run / what.removeprefix("remove-")
+            deadline = time.monotonic() + 10
+            while list(folder.glob(".step-*.tmp")) and time.monotonic() < deadline:
+                time.sleep(0.005)  # a save that loses its files fails, and says so: not this fault
+            shutil.rmtree(folder, ignore_errors=True)
         elif what == "damage":
             assert self._run is not None
             newest = max(self._run.glob("checkpoints/step-*"), key=lambda p: int(p.name[5:]))

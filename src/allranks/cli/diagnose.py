@@ -88,7 +88,8 @@ def failures_command(name: str | None, as_json: bool) -> int:
 
         from allranks.cli.console import SafeConsole
 
-        SafeConsole().print(Markdown(KNOWN_FAILURES[int(name) - 1].text, hyperlinks=False))
+        text = next(failure.text for failure in KNOWN_FAILURES if str(failure.number) == name)
+        SafeConsole().print(Markdown(text, hyperlinks=False))
     elif name is not None:
         _print_details(entries, rows)
     else:

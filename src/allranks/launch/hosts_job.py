@@ -53,8 +53,18 @@ class HostsJob(SupervisedJob):
     ) -> None:
         examine = not is_container(spec.cluster.python)  # whose paths are not those of the hosts
         address, port = own_address(meeting.address), control_port(meeting.port)
-        waits = {"keep_s": KEEP_S, "join_s": None, "hold": examine}
-        super().__init__(run, plan, attempt, meeting, "localhost", address=address, port=port, **waits)
+        super().__init__(
+            run,
+            plan,
+            attempt,
+            meeting,
+            "localhost",
+            address=address,
+            port=port,
+            keep_s=KEEP_S,
+            join_s=None,
+            hold=examine,
+        )
         self._spec = spec
         self._news = [commands]
         self._joined = 0
@@ -264,11 +274,7 @@ def examine_hosts(
             )  # fmt: skip
         finally:
             orders.kill("the doctor has finished")
-            deadline = time.monotonic() + EXAMINED_END_S
-            while time.monotonic() < deadline and not all(
-                k.closed or k.report.state == ENDED for k in hub.links.values()
-            ):
-                time.sleep(POLL_S)
+            _wait_for_ends(hub)
             hub.close()
 
 
@@ -286,3 +292,9 @@ def _wait(hub: ChannelServer, labels: Sequence[str], wait_s: float, say: Callabl
             say(joined_text(links, labels))
         time.sleep(POLL_S)
     return time.monotonic() - began
+
+
+def _wait_for_ends(hub: ChannelServer) -> None:
+    deadline = time.monotonic() + EXAMINED_END_S
+    while time.monotonic() < deadline and any(not k.closed and k.report.state != ENDED for k in hub.links.values()):
+        time.sleep(POLL_S)

@@ -16,6 +16,7 @@ from typing import Any
 
 from allranks.errors import AllranksError, CheckpointError, EnvironmentNotAble
 from allranks.spec.records import QUANTIZE_NONE
+from allranks.train.patches import import_no_deepspeed_to_save
 from allranks.utils.machine import run_short_process
 
 TOKENS = 32
@@ -68,6 +69,7 @@ def merge(source: Path, target: Path, base: str, quantize: str) -> str:
     merged = load(source, base, quantize=quantize).merge_and_unload(safe_merge=True)
     if quantize != QUANTIZE_NONE:
         merged = merged.to(merged.config.dtype)  # of the files; it was merged in float32
+    import_no_deepspeed_to_save()
     merged.save_pretrained(str(target))
     for path in source.iterdir():
         if path.is_file() and path.name.startswith(("tokenizer", "special_tokens", "vocab", "merges", "chat_template")):

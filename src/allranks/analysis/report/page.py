@@ -79,8 +79,14 @@ def _sections(data: RunData) -> list[html.Section]:
     sampled = f"Sampled on {where} during the run."
     if not data.own_program:
         sampled += " Shaded: from the first training step of an attempt to its end."
-    results = (tables.eval_table, tables.checkpoint_table, tables.expert_table)
-    results += (tables.straggler_table, tables.machine_table, tables.link_table)
+    results = (
+        tables.eval_table,
+        tables.checkpoint_table,
+        tables.expert_table,
+        tables.straggler_table,
+        tables.machine_table,
+        tables.link_table,
+    )
     environment = (tables.environment_table, tables.findings_table, tables.network_table)
     facts = (tables.data_facts, tables.model_facts, tables.version_facts)
     setup: list[html.Group] = [
@@ -152,11 +158,9 @@ def _change(data: RunData, label: str, key: str, show: Any) -> html.KeyFigure | 
 def _right_answers(data: RunData) -> html.KeyFigure | None:
     card = _change(data, "exact match", "exact_match", text.format_percent)
     checked = finite_int(data.zero.last("eval").get("checked"))
-    return (
-        html.KeyFigure(card.label, card.value, f"of {checked:,}, exact match", card.before)
-        if card and checked
-        else card
-    )
+    if not (card and checked):
+        return card
+    return html.KeyFigure(card.label, card.value, f"of {checked:,}, exact match", card.before)
 
 
 def _speed(data: RunData) -> html.KeyFigure | None:

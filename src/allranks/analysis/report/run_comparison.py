@@ -43,8 +43,10 @@ _ROUNDING = (
 _SPEED = ("model.gradient_checkpointing", "strategy", "cluster", "torch", "device", "host", "cpu", "gpu")
 # The first prefix of a key decides what a difference of it changes.
 EFFECTS = (
-    ("data.seed", "order of the data"), ("train.seed", "initial weights and dropout"),
-    (_ROUNDING, "rounding, speed and memory"), (_SPEED, "speed and memory"),
+    ("data.seed", "order of the data"),
+    ("train.seed", "initial weights and dropout"),
+    (_ROUNDING, "rounding, speed and memory"),
+    (_SPEED, "speed and memory"),
     (("model", "adapter", "data", "train", "script", "world_size", "global_batch_size"), "what is trained"),
     ("eval", "what is measured"),
     (("transformers", "peft", "tokenizers", "datasets", "deepspeed", "accelerate", "package."), "possibly the result"),

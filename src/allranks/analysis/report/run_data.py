@@ -213,8 +213,14 @@ class RunData:
             if code not in (None, 0, SIGTERM) and (end["attempt"], finite_int(end.get("rank"))) not in known:
                 message = "the rank was killed" if code < 0 else "the rank ended without an error message"
                 errors.append({**end, "type": _exit_cause(code), "message": message})
-        errors.sort(key=lambda e: (e.get("echo") is True, finite_float(e.get("time")) or 0.0))
-        return sorted(errors, key=lambda e: -(finite_int(e.get("attempt")) or 0))
+        return sorted(
+            errors,
+            key=lambda e: (
+                -(finite_int(e.get("attempt")) or 0),
+                e.get("echo") is True,
+                finite_float(e.get("time")) or 0.0,
+            ),
+        )
 
 
 def _exit_cause(code: int) -> str:

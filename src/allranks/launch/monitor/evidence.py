@@ -110,10 +110,9 @@ class EvidenceCollector:
         """Return all evidence of the node; takes a few seconds."""
         began = time.monotonic()
         reports = list[str]()
-        asking = threading.Thread(
-            target=lambda: reports.append(ask_ras(self._ras) if self._ras else ""), name="nccl-ras", daemon=True
-        )
-        if self._ras:
+        asking = None
+        if ras := self._ras:
+            asking = threading.Thread(target=lambda: reports.append(ask_ras(ras)), name="nccl-ras", daemon=True)
             asking.start()
         sizes = {rank: os.fstat(page.stacks).st_size for rank, page in pages.items()}
         before = {rank: procfs.work_of(beat.pid).cpu_s for rank, beat in beats.items()}
@@ -128,7 +127,7 @@ class EvidenceCollector:
             self._rank(rank, pages[rank], beat, sizes[rank], before[rank], (began, waited))
             for rank, beat in sorted(beats.items())
         ]
-        if asking.is_alive():
+        if asking:
             asking.join(max(0.0, began + RAS_ANSWER_S + CONNECT_TIMEOUT_S - time.monotonic()))
         memory = psutil.virtual_memory()
         collected = NodeEvidence(

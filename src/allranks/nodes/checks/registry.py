@@ -9,9 +9,32 @@ from __future__ import annotations
 from allranks.nodes.checks import Ask, Judge, hardware, network, program, software
 
 CHECKS: tuple[Judge, ...] = (
-    software.proj, software.workdir, software.pkgs, software.py, software.torch, software.imports, program.program,
-    software.extensions, software.data, software.model, software.hub, software.run, software.cache, network.net,
-    network.ifname, network.reach, network.name, network.port, network.clock, hardware.shm, hardware.memlock,
-    hardware.files, hardware.threads, hardware.gpus, hardware.memory, hardware.p2p, hardware.ib,
-)  # fmt: skip
+    software.proj,
+    software.workdir,
+    software.pkgs,
+    software.py,
+    software.torch,
+    software.imports,
+    program.program,
+    software.extensions,
+    software.data,
+    software.model,
+    software.hub,
+    software.run,
+    software.cache,
+    network.net,
+    network.ifname,
+    network.reach,
+    network.name,
+    network.port,
+    network.clock,
+    hardware.shm,
+    hardware.memlock,
+    hardware.files,
+    hardware.threads,
+    hardware.gpus,
+    hardware.memory,
+    hardware.p2p,
+    hardware.ib,
+)
 ASKS: tuple[Ask, ...] = (program.ask, software.ask_extensions, software.ask_hub_names)

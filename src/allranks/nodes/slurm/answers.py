@@ -442,11 +442,17 @@ def parse_node_list(text: str, partition: str | None = None) -> list[ListedNode]
         partition: its name, or several joined by commas; None for the default one, which sinfo marks with ``*``.
     """
     rows = [[word.strip() for word in line.split("|", 4)] for line in text.splitlines() if line.count("|") >= 4]
-    nodes = []
-    for name, host, state, up, why in rows:
-        own, default, reason = name.rstrip("*"), name.endswith("*"), _known(why) or ""
-        node = ListedNode(host=host, state=state, partition=own, default=default, partition_state=up, reason=reason)
-        nodes.append(node)
+    nodes = [
+        ListedNode(
+            host=host,
+            state=state,
+            partition=name.rstrip("*"),
+            default=name.endswith("*"),
+            partition_state=up,
+            reason=_known(why) or "",
+        )
+        for name, host, state, up, why in rows
+    ]
     return [row for row in nodes if (row.partition in partition.split(",") if partition else row.default)]
 
 

@@ -343,11 +343,26 @@ def prepared_noise(data: DataSpec, evaluation: EvalSpec) -> PreparedData:
     rows = data.subset or DEFAULT_ROWS
     held = max(1, round(data.eval_fraction * rows)) if data.eval_fraction and rows > 1 else 0
     held = min(held, evaluation.subset or held)
-    train, held_out = _numbered(0, rows - held), _numbered(rows - held, rows) if held else None
-    counts: Any = dict.fromkeys(("rows_train", "sequences", "tokens_real", "tokens_trained"), len(train))
-    facts = DataFacts(source=source_of(data), template="noise", rows=rows, rows_eval=held, **counts)
-    origin, tokenizer = "drawn as it is read", NoTokenizer()
-    return PreparedData(train, held_out, questions=[], facts=facts, tokenizer=tokenizer, origin=origin, folder=Path())
+    train = _numbered(0, rows - held)
+    facts = DataFacts(
+        source=source_of(data),
+        template="noise",
+        rows=rows,
+        rows_train=len(train),
+        rows_eval=held,
+        sequences=len(train),
+        tokens_real=len(train),
+        tokens_trained=len(train),
+    )
+    return PreparedData(
+        train=train,
+        held_out=_numbered(rows - held, rows) if held else None,
+        questions=[],
+        facts=facts,
+        tokenizer=NoTokenizer(),
+        origin="drawn as it is read",
+        folder=Path(),
+    )
 
 
 def _numbered(first: int, last: int) -> TokenSet:

@@ -432,10 +432,8 @@ def _split_chats(encoded: list[EncodedRow]) -> list[str]:
 def data_warnings(facts: DataFacts, max_length: int) -> list[str]:
     """Return warnings on the data: many rows cut or left out, rows that are both trained and held out."""
     train, held = max(facts.rows_train, 1), max(facts.rows_eval, 1)
-    cut, held_cut = (
-        facts.rows_truncated - facts.rows_without_target,
-        facts.rows_eval_truncated - facts.rows_eval_without_target,
-    )
+    cut = facts.rows_truncated - facts.rows_without_target
+    held_cut = facts.rows_eval_truncated - facts.rows_eval_without_target
     longer, alone = f"longer than data.max_length {max_length}", "their prompt alone is"
     shares = (
         (cut / train, f"of the training rows are {longer} and are cut"),

@@ -108,7 +108,14 @@ _rows_operation = torch.library.custom_op("allranks::attention_in_rows", mutates
 
 
 @_rows_operation.register_fake
-def _(query: torch.Tensor, key: Any, value: Any, ends: Any, scale: Any, window: Any) -> Any:
+def _(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    ends: torch.Tensor,
+    scale: float | None,
+    window: int | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     return _empty_outputs(query)
 
 

@@ -201,8 +201,13 @@ class FSDP2(LoopStrategy):
         for block in blocks:
             own = ignored & set(block.parameters())
             policy = MixedPrecisionPolicy() if block in routers else _mixed_precision(compute)
-            again = self.reshard_after_forward
-            fully_shard(block, reshard_after_forward=again, ignored_params=own, mp_policy=policy, **placement)
+            fully_shard(
+                block,
+                reshard_after_forward=self.reshard_after_forward,
+                ignored_params=own,
+                mp_policy=policy,
+                **placement,
+            )
         # backward begins in the root: freed after forward, its weights would be gathered again at once
         root = fully_shard(
             model, reshard_after_forward=False, ignored_params=ignored, mp_policy=_mixed_precision(compute), **placement

@@ -32,14 +32,26 @@ from allranks.utils.redaction import redact
 
 # Each reads the whole case and proposes or weighs candidates. Order matters only where one reads another's candidates.
 DETECTORS: tuple[Callable[[DiagnosisCase], None], ...] = (
-    memory.detect_out_of_memory, network.detect_wrong_transport, hangs.detect_collective_timeouts,
-    hangs.detect_rank_outside_collective, hangs.detect_diverging_calls, hangs.detect_ras_report,
-    exceptions.detect_unwritable_output, hangs.detect_calls_in_tracebacks, exceptions.detect_exceptions,
-    process_exits.detect_silent_exits, process_exits.detect_lost_peers, process_exits.detect_failed_node,
-    process_exits.detect_non_finite_loss, hangs.detect_monitored_hang, hangs.detect_size_mismatch,
-    hangs.detect_failed_restart, hangs.detect_stalled_storage, hangs.mention_dumps,
+    memory.detect_out_of_memory,
+    network.detect_wrong_transport,
+    hangs.detect_collective_timeouts,
+    hangs.detect_rank_outside_collective,
+    hangs.detect_diverging_calls,
+    hangs.detect_ras_report,
+    exceptions.detect_unwritable_output,
+    hangs.detect_calls_in_tracebacks,
+    exceptions.detect_exceptions,
+    process_exits.detect_silent_exits,
+    process_exits.detect_lost_peers,
+    process_exits.detect_failed_node,
+    process_exits.detect_non_finite_loss,
+    hangs.detect_monitored_hang,
+    hangs.detect_size_mismatch,
+    hangs.detect_failed_restart,
+    hangs.detect_stalled_storage,
+    hangs.mention_dumps,
     process_exits.detect_kind_of_library,
-)  # fmt: skip
+)
 
 
 def find_candidates(case: DiagnosisCase) -> tuple[list[CandidateCause], list[LogSignal]]:
