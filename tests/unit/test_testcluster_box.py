@@ -42,6 +42,13 @@ def test_there_is_no_box_and_the_error_says_how_to_get_one(empty_root: Path) -> 
         boxes.find_box("../etc")
 
 
+def test_the_box_that_the_environment_names_is_started_and_missed_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(endpoints.NAME_VARIABLE, "mine")
+    assert cluster.commands["up"].make_context("up", []).params["name"] == "mine"
+    with pytest.raises(EnvironmentNotAble, match="No box named 'mine' is running"):
+        boxes.need_box()
+
+
 def test_status_without_a_box_is_one_document_and_exit_1() -> None:
     done = CliRunner().invoke(cluster, ["status", "--json"])
     assert done.exit_code == 1

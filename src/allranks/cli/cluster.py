@@ -13,8 +13,8 @@ import msgspec
 from allranks.cli.options import FullHelpGroup, echo
 from allranks.errors import EXIT_FAILED, AllranksError, RequestError
 from allranks.lab.cluster import BoxOptions, HiddenFolder, find_box, need_box
-from allranks.lab.cluster.box import BoxStatus, box_names, box_status, default_name
-from allranks.nodes.slurm.endpoints import DEFAULT_NAME
+from allranks.lab.cluster.box import BoxStatus, box_names, box_status, default_name, none_running
+from allranks.nodes.slurm.endpoints import DEFAULT_NAME, NAME_VARIABLE
 
 Value = TypeVar("Value", int, str)
 NAME = click.Option(["--name"], help="Box to use if several are running.")
@@ -53,7 +53,9 @@ def cluster() -> None:
 
 
 @cluster.command()
-@click.option("--name", default=DEFAULT_NAME, show_default=True, help="Name of the box; several boxes can run at once.")
+@click.option(
+    "--name", default=DEFAULT_NAME, envvar=NAME_VARIABLE, show_default=True, help="Name; several boxes can run at once."
+)
 @click.option("--nodes", default=3, show_default=True, help="Number of nodes, 1 to 16; their names are n1, n2, ...")
 @_per_node("--cpus", "cpus", int, "VALUE", "CPUs per node, as declared to Slurm. [this machine's]")
 @_per_node(
@@ -104,7 +106,7 @@ def up(as_json: bool, **options: Any) -> None:
 def status(name: str | None, as_json: bool) -> None:
     """Show the running box; exit 1 if there is none or part of it does not work."""
     now = box_status(find_box(name))
-    _print(now, as_json)
+    _print(now, as_json, name)
     sys.exit(0 if now.healthy else EXIT_FAILED)
 
 
@@ -132,12 +134,13 @@ def down(name: str | None, every: bool) -> None:
         echo(f"Box '{one}' is removed." if done else f"There is no box '{one}': nothing to do.", err=True)
 
 
-def _print(now: BoxStatus, as_json: bool) -> None:
+def _print(now: BoxStatus, as_json: bool, name: str | None = None) -> None:
     if as_json:
         echo(msgspec.json.format(msgspec.json.encode(now), indent=2).decode())
     elif not now.up:
-        crashed = f" Left by a crash: {', '.join(box_names())}; see: allranks cluster down." if box_names() else ""
-        echo(f"No box is running. Start one with: allranks cluster up.{crashed}", err=True)
+        left = [box for box in box_names() if find_box(box) is None]
+        crashed = f" Left by a crash: {', '.join(left)}; see: allranks cluster down." if left else ""
+        echo(f"{none_running(name)}{crashed}", err=True)
     else:
         _print_table(now)
 

@@ -195,9 +195,16 @@ def need_box(name: str | None = None) -> Box:
     """Return the running box, or raise an error that says how to start one."""
     box = find_box(name)
     if box is None:
-        which = f"No box named '{name}' is running" if name else "No box is running"
-        raise EnvironmentNotAble(f"{which}. Start one with: allranks cluster up.")
+        raise EnvironmentNotAble(none_running(name))
     return box
+
+
+def none_running(name: str | None) -> str:
+    """Return the message for a box that is not running; others may be, if one was named."""
+    wanted = name or os.environ.get(endpoints.NAME_VARIABLE)
+    others = "".join(f"; {box.name} is" for box in list_boxes())
+    which = f"No box named '{wanted}' is running{others}" if wanted else "No box is running"
+    return f"{which}. Start one with: allranks cluster up."
 
 
 HEALTHY_STATES = ("idle", "mix", "alloc", "comp")
