@@ -305,3 +305,13 @@ def test_no_room_for_a_checkpoint_is_refused(tmp_path: Path, rows_file: Path, mo
     launch(mode="weights_only")
     launch(mode="full", at_end=False)
     launch("lora", mode="full")
+
+
+def test_packages_that_only_the_nodes_need_may_be_in_another_environment(
+    tmp_path: Path, rows_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    spec = {**tiny_spec(rows_file, tmp_path), "cluster": {"launcher": "slurm"}}
+    with pytest.raises(EnvironmentNotAble, match=r"without a GPU first pip .*; or set cluster\.python"):
+        before_launch(spec)
+    before_launch({**spec, "cluster": {"launcher": "slurm", "python": "/shared/env"}})

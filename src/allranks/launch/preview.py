@@ -21,7 +21,7 @@ from allranks.errors import EXIT_ENVIRONMENT, EXIT_REQUEST, AllranksError, DataE
 from allranks.launch.launchers import Launcher, get_launcher
 from allranks.nodes.preflight.request import check_paths, check_request, check_rows, check_sources
 from allranks.nodes.preflight.requirements import local_report, node_requirements
-from allranks.nodes.records import PreflightReport, require_ready
+from allranks.nodes.records import CPU_TORCH, PreflightReport, require_ready
 from allranks.planning import memory
 from allranks.planning.memory import Fit
 from allranks.planning.model_checks import model_warnings
@@ -203,7 +203,8 @@ def inspect_data(prepared: PreparedRun, *, rows: int) -> dict[str, Any]:
         answer = json.loads(done.stdout)
     except ValueError:
         last = "".join(sanitize(done.stderr.decode("utf-8", "replace")).strip().splitlines()[-1:])
-        cure = "; pip install 'allranks[train]'" if last.startswith("ModuleNotFoundError") else ""
+        missing = last.startswith("ModuleNotFoundError")
+        cure = f"; without a GPU first {CPU_TORCH}; pip install 'allranks[train]'" if missing else ""
         raise EnvironmentNotAble(
             f"the data could not be tokenized (exit code {done.returncode}): {last}{cure}"
         ) from None

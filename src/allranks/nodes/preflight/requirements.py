@@ -170,13 +170,14 @@ def write_nonces(required: NodeRequirements) -> Iterator[tuple[NodeRequirements,
 
 def local_report(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, fit: memory.Fit) -> PreflightReport:
     """Return every check of this machine. Its packages do not count where nodes run the ranks with their own Python."""
-    own_ranks, same_python = spec.cluster.launched_by.runs_here, spec.cluster.python is None
+    own_ranks = spec.cluster.launched_by.runs_here
+    packages_count = own_ranks or spec.cluster.python is None
     installed_by = required_packages(spec)
-    ranks_python = _ask_own_python(spec, list(installed_by) if own_ranks or same_python else [])
+    ranks_python = _ask_own_python(spec, list(installed_by) if packages_count else [])
     threads = next((e.value for e in plan.environment if e.name == "OMP_NUM_THREADS"), "?")
     checks = [
         Check(name="python", ok=True, found=".".join(map(str, sys.version_info[:3]))),
-        *([_packages(installed_by, ranks_python, gpus=bool(facts.gpus))] if own_ranks or same_python else []),
+        *([_packages(installed_by, ranks_python, bool(facts.gpus), own_ranks)] if packages_count else []),
         *_run_root_checks(spec, plan, fit),
         Check(name="threads", ok=True, found=f"{plan.procs_per_node}x{threads}/{facts.cpus}-cores"),
     ]
@@ -191,7 +192,7 @@ def _ask_own_python(spec: RunSpec, names: Sequence[str]) -> InterpreterFacts | N
     return ask_interpreter(wanted, names)
 
 
-def _packages(installed_by: dict[str, str], there: InterpreterFacts | None, *, gpus: bool) -> Check:
+def _packages(installed_by: dict[str, str], there: InterpreterFacts | None, gpus: bool, own_ranks: bool) -> Check:
     missing = [
         name
         for name in installed_by
@@ -201,6 +202,8 @@ def _packages(installed_by: dict[str, str], there: InterpreterFacts | None, *, g
     commands = dict.fromkeys(f"{where}{installed_by[name]}" for name in missing)
     if "torch" in missing and not gpus:
         commands = {f"without a GPU first {where}{CPU_TORCH}": None} | commands
+    if not own_ranks:
+        commands["or set cluster.python to the environment of the nodes that has them"] = None
     return Check(
         name="packages",
         ok=not missing,
