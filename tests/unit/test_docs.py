@@ -228,6 +228,17 @@ def test_every_command_of_a_page_is_one_that_allranks_parses(page: Path) -> None
     assert not {command: why for command in commands(page) if (why := refusal(command))}
 
 
+IN_PROSE = re.compile("^Missing argument|requires an argument|^Usage: ")
+"""Prose may name a verb, or a verb and an option, without what a command line needs as well."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(REPO).as_posix())
+def test_every_verb_and_option_in_the_prose_of_a_page_exists(page: Path) -> None:
+    prose = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL).replace(r"\|", "|")
+    named = re.findall(r"`(allranks [a-z][^`]*)`", prose)
+    assert not {command: why for command in named if (why := refusal(command)) and not IN_PROSE.search(why)}
+
+
 @pytest.mark.skipif(not importlib.util.find_spec("mkdocs"), reason="needs pip install '.[site]'; `make site` does it")
 def test_the_site_is_built_without_a_broken_link(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path)]
