@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from allranks.rundir.events import EventLog, ProgressReporter
+from allranks.rundir.events import WRITTEN_AT_ONCE, EventLog, ProgressReporter
 from allranks.rundir.heartbeat import HeartbeatPage, heartbeat, page_paths
 
 
@@ -25,16 +25,17 @@ def reporter_of(folder: Path) -> tuple[ProgressReporter, Path]:
     return reporter, path
 
 
-def test_the_first_report_is_written_at_once_and_the_others_together(tmp_path: Path) -> None:
+def test_the_first_reports_are_written_at_once_and_the_others_together(tmp_path: Path) -> None:
     reporter, path = reporter_of(tmp_path)
     usual = {"event": "progress", "rank": 3, "source": "report"}
-    for step in (1, 2, 3):
-        reporter.report(step, 1.0 / step, 10)
-    assert events(path) == [{**usual, "step": 1, "loss": 1.0, "tokens": 10, "reports": 1}]
+    for step in range(1, WRITTEN_AT_ONCE + 3):
+        reporter.report(step, 1.0, 10)
+    first = [{**usual, "step": step, "loss": 1.0, "tokens": 10, "reports": 1} for step in range(1, WRITTEN_AT_ONCE + 1)]
+    assert events(path) == first
     reporter.report(None, float("nan"), None)
     reporter.close()
     reporter.report(9, 9.0, 9)
-    assert events(path)[1:] == [{**usual, "step": 3, "loss": None, "tokens": 20, "reports": 3}]
+    assert events(path)[len(first) :] == [{**usual, "step": step, "loss": None, "tokens": 20, "reports": 3}]
 
 
 @pytest.mark.parametrize("value", ["many", -1, 1.5, float("inf"), float("nan"), [1, 2], object()])
@@ -45,7 +46,7 @@ def test_a_value_that_is_no_number_is_ignored_with_one_warning(tmp_path: Path, v
         for _ in range(3):
             reporter.report(value, 0.5, None)
     assert [str(w.message).partition("=")[0] for w in said] == ["allranks.report: step"]
-    assert [e.get("step") for e in events(path)] == [None]
+    assert [e.get("step") for e in events(path)] == [None] * 3
 
 
 def test_a_report_is_a_sign_of_life_and_a_forked_process_gives_none(tmp_path: Path) -> None:

@@ -184,7 +184,8 @@ class EventTail:
         return sorted(fresh, key=lambda event: event.get("time", 0.0))
 
 
-WRITE_INTERVAL_S = 1.0  # the first report is written at once, and the last one when the program ends
+WRITE_INTERVAL_S = 1.0  # a rank that is killed loses no more; the last report is written when the program ends
+WRITTEN_AT_ONCE = 20  # the first reports of a rank: one that is killed soon after its start has reported little else
 PROGRESS = "progress"
 REPORTED, READ_IN_LOG = "report", "log"
 # Texts for the key "how" of the event "data".
@@ -200,6 +201,7 @@ class ProgressReporter:
         self._lock = threading.Lock()
         self._pending: dict[str, Any] = {}
         self._written_at = 0.0
+        self._reports = 0
         self._finite = True
         self._by_program = False
         self._warned: set[str] = set()
@@ -230,7 +232,8 @@ class ProgressReporter:
         }
         with self._lock:
             now = time.monotonic()
-            due = now - self._written_at >= WRITE_INTERVAL_S or not self._written_at
+            self._reports += 1
+            due = now - self._written_at >= WRITE_INTERVAL_S or self._reports <= WRITTEN_AT_ONCE
             known = {name: value for name, value in event.items() if value is not None}
             if by_callback and "loss" in self._pending and "loss" not in known:
                 if not due and "eval_loss" not in known:  # a loss keeps the step at which it was logged
