@@ -91,7 +91,7 @@ def test_a_run_goes_on_bitwise_is_exported_and_replies(tmp_path: Path, strategy:
     off = [e["difference"] for e in events if e["event"] == "float8"]
     if model is IN_FLOAT8:
         assert [reused for reused, _ in chosen] == [False, True] and len({name for _, name in chosen}) == 1
-        assert len(off) == 1 and 1e-3 < off[0] < 0.1
+        assert len(off) == 1 and 0.03 < off[0] < 0.06
         assert read_json(run.metrics)["attention"]["chosen"] == chosen[0][1]
     merged = export_checkpoint(run, step=6, merge=True, out=None, force=False)
     assert merged.difference < 1e-4

@@ -25,7 +25,7 @@ from allranks.train.distributed import from_first, join_process_group, leave_pro
 from allranks.train.engines import engine_of
 from allranks.train.evaluation import EarlyStopping, evaluations_until, sample_answers
 from allranks.train.loop import HeartbeatWatcher, StepWatcher
-from allranks.train.models.float8 import LIMIT, verify_logits
+from allranks.train.models.float8 import LIMIT, verify_products
 from allranks.train.replica_check import ReplicaCheck
 from allranks.train.setup import TrainingSetup, build_training, log_end, log_experts, restore
 from allranks.train.step_metrics import LoopPlan, StopRequest, TrainingRows
@@ -161,10 +161,11 @@ class Worker:
         # a resume trains on with the rounding that was verified at the start
         if attempt.model.float8 and first_step == 0:
             batch = self._task.batches(data, attempt.plan.dtype, attempt.world.device)(order.micro_batches(0)[0])
-            off = verify_logits(attempt.world, built.loss_model, batch.to(attempt.world.device))
-            attempt.events.write("float8", difference=off, limit=LIMIT)
+            off, where, change = verify_products(attempt.world, built.loss_model, batch.to(attempt.world.device))
+            attempt.events.write("float8", difference=off, layer=where, loss_change=change, limit=LIMIT)
             attempt.say_once(
-                f"model.float8: the logits of the first micro-batch differ by {off:.2%} from those without"
+                f"model.float8: products differ by at most {off:.2%} ({where}) from those without, and the loss by "
+                f"{change:+.2%}"
             )
         return self._train(data, order, built, first_step)
 

@@ -9,18 +9,19 @@ On a GPU, torch's scaled products do it (compute capability 8.9 and later). Else
 float32, which is slower than without. torchao's layers do the same for layers that are trained; here the casts are
 shared by layers of one input (`lora`), and no gradient of a weight is computed.
 
-Before the first step, `verify_logits` compares logits of the first micro-batch with those without.
+Before the first step, `verify_products` compares the product of each layer with that without, on the same input.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
@@ -34,8 +35,8 @@ from allranks.train.patches import replace_forward
 DTYPE = torch.float8_e4m3fn
 LARGEST = torch.finfo(DTYPE).max
 LIMIT = 0.1
-"""Largest difference of logits to those without float8, both as root mean squares: 20 dB."""
-TOKENS = 1024
+"""Largest difference of a product to that without float8, both as root mean squares: 20 dB."""
+TOKENS = 1024  # of a layer's input
 _FLAG = "in_float8"
 
 
@@ -143,28 +144,45 @@ class _Product(torch.autograd.Function):
         return slope_x.unflatten(0, slope.shape[:-1]), None
 
 
-def verify_logits(world: DistContext, loss_model: Any, batch: Batch) -> float:
-    """Return how much float8 changes the logits of the first tokens of a micro-batch (or of its labels), relative to
-    them. Collective.
+def verify_products(world: DistContext, loss_model: nn.Module, batch: Batch) -> tuple[float, str, float]:
+    """Return by how much float8 changes the product of a layer at most, relative to it; that layer; and by which share
+    it changes the loss of a micro-batch. Collective.
+
+    Each layer is measured on the input that it has without float8: differences of logits grow with the depth of a model
+    and its weights, also if every product is right.
 
     Raises:
-        ProofFailed: on every rank, if it is more than `LIMIT`.
+        ProofFailed: on every rank, if the first is more than `LIMIT`.
     """
-    if not loss_model.classifier:  # as one row, whatever is packed in it
-        none = dict.fromkeys(("position_ids", "rows", "scored", "lengths"))
-        ids, targets = (t[:1, :TOKENS] for t in (batch.input_ids, batch.targets))
-        batch = replace(batch, input_ids=ids, targets=targets, tokens_real=ids.numel(), **none)
-    what = "label_logits" if loss_model.classifier else "token_logits"
+    errors: dict[str, torch.Tensor] = {}
+
+    def measure(name: str, layer: nn.Linear, args: tuple[torch.Tensor]) -> None:
+        x = args[0].flatten(0, -2)[:TOKENS].to(layer.weight.dtype)
+        y = F.linear(x, layer.weight)  # it also stands in for its gradient in backward's product
+        pairs = (x, layer.weight, y), (y, layer.weight.t(), y @ layer.weight)
+        errors[name] = torch.stack([_error(*pair) for pair in pairs]).max()
+
     loss_model.eval()
-    with torch.no_grad():
-        logits = loss_model(batch, what)
+    with torch.no_grad(), ExitStack() as hooks:
+        changed = loss_model(batch)
+        for name, layer in loss_model.named_modules():
+            if in_float8(layer):  # with a hook, its LoRA is computed by PEFT, which calls the layer
+                hook = layer.register_forward_pre_hook(partial(measure, name))  # type: ignore[arg-type]
+                hooks.callback(hook.remove)
         with without_float8(loss_model):
-            exact = loss_model(batch, what)
+            change = float(changed / loss_model(batch) - 1)
     loss_model.train()
-    off = from_first(world, float((logits - exact).norm() / exact.norm()))
+    worst = int(torch.stack(list(errors.values())).argmax())  # of NaN, if there is one
+    found = list(errors)[worst], float(list(errors.values())[worst]), change
+    layer, off, change = from_first(world, found)
     if not off <= LIMIT:
         raise ProofFailed(
-            f"model.float8: the logits of the first micro-batch differ by {off:.2%} (root mean square) from those in "
-            f"the dtype of the weights; at most {LIMIT:.0%} is allowed. Set model.float8: false for this model"
+            f"model.float8: the products of {layer} differ by {off:.2%} (root mean square) from those in the dtype of "
+            f"the weights; at most {LIMIT:.0%} is allowed. Set model.float8: false for this model"
         )
-    return off
+    return off, layer, change
+
+
+def _error(a: torch.Tensor, b: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    off = (scaled_product(cast_rows(a), cast_rows(b), a.dtype) - exact).norm(dtype=torch.float32)
+    return off / exact.norm(dtype=torch.float32).clamp_min(1e-12)
