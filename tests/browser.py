@@ -92,7 +92,8 @@ class Browser:
         """Scroll to the end and back, and wait until every chart is drawn."""
         self.run(
             "(async () => { for (let y = 0; y < document.documentElement.scrollHeight; y += 600) {"
-            "scrollTo({top: y, behavior: 'instant'}); await new Promise(r => requestAnimationFrame(() => setTimeout(r, 40)));"
+            "scrollTo({top: y, behavior: 'instant'}); "
+            "await new Promise(r => requestAnimationFrame(() => setTimeout(r, 40)));"
             "} scrollTo({top: 0, behavior: 'instant'}); })()"
         )
         self.until("[...document.querySelectorAll('.plot')].every((p) => p.querySelector('svg.main-svg'))")

@@ -53,7 +53,8 @@ def other_python(code: str = "") -> str:
 def _environment(home: Path) -> dict[str, str]:
     return {
         "PATH": os.environ["PATH"], "HOME": str(home), "USER": home.name or "nobody", "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONPATH": f"{REPO / 'src'}:{sysconfig.get_paths()['purelib']}", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": f"{REPO / 'src'}:{sysconfig.get_paths()['purelib']}", "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
     }  # fmt: skip
 
 

@@ -9,16 +9,14 @@ pages, pictures and the source; they run in `make lint` and `make test-all`.
 
 CASES: dict[str, set[str]] = {
     "security/test_decompression.py::test_bomb_is_read_in_part_and_the_verdict_says_so": {
-        "lines-gz",
-        "one line-xz",
-        "zeros-bz2",
+        "lines-gz", "one line-xz", "zeros-bz2",
     },
     "security/test_decompression.py::test_real_limits_bound_a_bomb_of_gigabytes": set(),
     "security/test_file_modes.py::test_a_training_run_leaves_nothing_open_and_its_cache_shared": set(),
     "unit/test_cli_paths.py::test_a_file_that_may_not_be_read_ends_with_2_and_is_named": {"plan", "diagnose"},
     "unit/test_cli_paths.py::test_a_run_root_that_may_not_be_read_or_is_a_file_ends_with_2": {"runs"},
     "security/test_network.py::test_the_same_attack_executes_code_under_torchruns_c10d_rendezvous": set(),
-}
+}  # fmt: skip
 
 FILES: dict[str, set[str]] = {
     **{file: set() for file in (
@@ -87,9 +85,7 @@ FILES: dict[str, set[str]] = {
         "test_ranks_end_when_a_reader_is_killed[killed-1-sight0]",
     },
     "dist/test_precision.py": {"test_a_run_in_bfloat16_saves_float32_weights_and_moments"},
-    "dist/test_programs.py": {
-        "test_a_fault_on_one_rank_is_named_by_rank_and_reason[exception]",
-    },
+    "dist/test_programs.py": {"test_a_fault_on_one_rank_is_named_by_rank_and_reason[exception]"},
     "dist/test_ranks.py": {
         "test_proof_of_ranks_that_are_one_job", "test_proof_names_what_is_wrong[one_weight-2-embed_tokens.weight]",
         "test_proof_names_what_is_wrong[sampler-3-rank 1 shares]",
@@ -134,8 +130,9 @@ FILES: dict[str, set[str]] = {
     },
     "dist/test_store.py": {
         "test_the_store_listens_on_its_address_only",
-        "test_the_store_loads_the_compiled_part_of_torch_alone_or_all_of_it", "test_keys_of_one_training_are_not_those_of_another",
-        "test_the_store_ends_with_its_parent[in use-9]", "test_the_folder_of_a_file_store_is_private_and_removed",
+        "test_the_store_loads_the_compiled_part_of_torch_alone_or_all_of_it",
+        "test_keys_of_one_training_are_not_those_of_another", "test_the_store_ends_with_its_parent[in use-9]",
+        "test_the_folder_of_a_file_store_is_private_and_removed",
         "test_what_a_killed_agent_left_is_removed_and_nothing_of_others", "test_a_store_that_is_not_known_is_refused",
         "test_a_taken_fixed_port_is_refused_by_the_agent_of_node_0",
         "test_a_taken_port_of_the_control_channel_is_an_explained_refusal",
@@ -146,21 +143,18 @@ FILES: dict[str, set[str]] = {
 DOCS: dict[str, set[str]] = {
     "unit/test_launchers.py": {"test_nothing_compares_a_launcher_or_a_strategy_with_a_name"},
     "unit/test_docs.py": {
-        "test_generated_parts_of_pages_are_up_to_date",
-        "test_links_lead_somewhere",
-        "test_pages_name_every_folder_and_verb",
-        "test_the_map_of_the_source_is_true",
+        "test_generated_parts_of_pages_are_up_to_date", "test_links_lead_somewhere",
+        "test_pages_name_every_folder_and_verb", "test_the_map_of_the_source_is_true",
         "test_section_names_the_options_of_the_registry_with_their_defaults",
         "test_the_table_says_of_overlap_what_the_strategy_claims",
     },
     "unit/test_failures_table.py": {"test_page_has_its_parts_and_names_tests_that_exist"},
     "unit/test_seeds.py": {"test_each_line_of_the_page_names_tests_that_exist_or_says_that_there_is_none"},
-}
+}  # fmt: skip
 
 
 def is_usual(file: str, name: str, case: str) -> bool:
-    """Return whether the tables leave a test in `make test`: its file below tests/, its function, and its case without
-    brackets."""
+    """Return whether the tables leave a test in `make test`: file below tests/, function, and case without brackets."""
     if file in FILES:
         return bool({name, f"{name}[{case}]"} & FILES[file])
     cases = CASES.get(f"{file}::{name}")

@@ -459,8 +459,8 @@ def _forget_allranks() -> None:
 
 
 def _sees_imports(words: list[str]) -> bool:
-    """Of a rank: whether it runs a user's own program, unless this imports torch, and no Trainer, which allranks notices
-    when it is imported."""
+    """Of a rank: whether it runs a user's own program, unless this imports torch, and no Trainer, which allranks
+    notices when it is imported."""
     if words[2] != "allranks.launch.rank":
         return False
     script = yaml.safe_load((Path(words[3]) / "spec.yaml").read_text()).get("script")

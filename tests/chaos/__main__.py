@@ -1,7 +1,7 @@
 """Run trials: ``python -m tests.chaos [--shard I/N] [--seeds 1-200] [--launcher local]``, or add up their results.
 
-Results are JSON lines in ``.chaos``, one file per shard; a seed that has one there is not run again. ``--summary`` writes
-the totals to ``benchmarks/results/chaos.json``.
+Results are JSON lines in ``.chaos``, one file per shard; a seed that has one there is not run again. ``--summary``
+writes the totals to ``benchmarks/results/chaos.json``.
 """
 
 import argparse

@@ -14,7 +14,7 @@ UNSTARTED = (*NEVER, r"did not start")
 
 
 class Plant(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault inside the ranks; ``rank`` -1 means all, ``call`` 0 each call of the place, ``attempt`` -1 each attempt."""
+    """A fault inside the ranks; ``rank`` -1: all of them; ``call`` 0: each call of the place; ``attempt`` -1: each."""
 
     how: str
     where: str

@@ -15,8 +15,8 @@ BOUND_S = {"local": 240.0, "slurm": 420.0}
 STRATEGIES = ("pytorch_ddp", "simple_ddp", "zero1", "zero2", "zero3", "pytorch_zero3")
 INSIDE = {
     "kill": "SIGKILL", "segv": "SIGSEGV", "exit0": r"exit code 0|ended|left", "exit7": "code 7",
-    "raise": "planted by chaos", "memory": "(?i)memory", "sleep": r"(?i)stall|stuck|hang|waits", "stop": "(?i)stop|stall",
-    "clock": "", "pause": "",
+    "raise": "planted by chaos", "memory": "(?i)memory", "sleep": r"(?i)stall|stuck|hang|waits",
+    "stop": "(?i)stop|stall", "clock": "", "pause": "",
 }  # fmt: skip
 """Faults inside a rank, with what the final message says where the run stops; empty: the run goes on."""
 AT_SAVE = {"stale": "(?i)stale", "readonly": "(?i)read-only", "raise": "planted by chaos"}
@@ -47,7 +47,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a trial. ``first_verdict``: of the first attempt that failed; ``weights``: a digest of the final ones."""
+    """The end of a trial. ``first_verdict``: of the first attempt that failed; ``weights``: a digest at the end."""
 
     ended: bool
     injected: bool
@@ -208,7 +208,9 @@ def judge(of: Trial, seen: Seen, expected_weights: str, seconds: float) -> Resul
         seed=of.seed, launcher=of.case.launcher, strategy=of.strategy, faults=of.faults, outcome=outcome,
         bounded=seen.ended, clean=seen.ended and not seen.left, named=named, right=right, attempts=seen.attempts,
         seconds=round(seconds, 1), recovery_s=seen.recovery_s, verdict=verdict[:300],
-        reasons=(*reasons, *(f"left over: {what}" for what in seen.left), *(["not injected"] if not seen.injected else [])),
+        reasons=(
+            *reasons, *(f"left over: {what}" for what in seen.left), *(["not injected"] if not seen.injected else []),
+        ),
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """What other runs and other users of the nodes can do to a run under Slurm or by hand, and what they can read of it.
 
-Another user writes to and deletes from the TCPStore of a live run, which cannot refuse it (SECURITY.md): nothing that he
-writes is executed, a run whose ranks are connected goes on, and one that is disturbed while its ranks connect ends
+Another user writes to and deletes from the TCPStore of a live run, which cannot refuse it (SECURITY.md): nothing that
+he writes is executed, a run whose ranks are connected goes on, and one that is disturbed while its ranks connect ends
 within its limits with a message.
 """
 
@@ -116,8 +116,8 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
     try:
         words = open(f"/proc/{pid}/cmdline").read()
         found["words"] += words
-        if "allranks.launch" not in words.replace("/", ".") or "python" not in words.split("\\0")[0]:  # srun has ports of its own
-            continue
+        if "allranks.launch" not in words.replace("/", ".") or "python" not in words.split("\\0")[0]:
+            continue  # srun has ports of its own
         inodes |= {os.readlink(f"/proc/{pid}/fd/{n}") for n in os.listdir(f"/proc/{pid}/fd")}
         environ = dict(v.split("=", 1) for v in open(f"/proc/{pid}/environ").read().split("\\0") if "=" in v)
         found["stores"].append(environ.get("ALLRANKS_STORE", ""))

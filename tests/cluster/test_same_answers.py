@@ -58,9 +58,13 @@ def words(text: str) -> str:
 
 
 REFUSED = {
-    "time": ({"partition": "brief", "time": "01:00:00"}, "cluster.slurm.time 01:00:00: Slurm refuses such a job: the partition"),
+    "time": (
+        {"partition": "brief", "time": "01:00:00"},
+        "cluster.slurm.time 01:00:00: Slurm refuses such a job: the partition"),
     "time-syntax": ({"time": "abc"}, "cluster.slurm.time abc: Slurm refuses such a job: Invalid --time specification"),
-    "gres": ({"gres": "gpu:9"}, "cluster.slurm.gres gpu:9: Slurm refuses such a job: allocation failure: Requested node"),
+    "gres": (
+        {"gres": "gpu:9"},
+        "cluster.slurm.gres gpu:9: Slurm refuses such a job: allocation failure: Requested node"),
     "gres-name": ({"gres": "foo:1"}, "cluster.slurm.gres foo:1: Slurm refuses such a job: Invalid generic resource"),
     "mem": ({"mem": "9000G", "gres": "gpu:1"}, "cluster.slurm.mem 9000G: Slurm refuses"),
     "cpus": ({"cpus_per_task": 900}, "cluster.slurm.cpus_per_task 900: Slurm refuses"),
@@ -133,23 +137,28 @@ ON_NODES: dict[str, tuple[Callable[[Path], dict[str, Any]], Plant, dict[str, str
         {"n1.program": "MISSING(nosuch_package)", "n2.program": "MISSING(pluggy,nosuch_package)"}, "own.py line 2",
     ),
     "program-harmless": (
-        lambda shared: own_spec(shared, "try:\n    import apex\nexcept ImportError:\n    apex = None\ndef later():\n    import nosuch"),
+        lambda shared: own_spec(
+            shared, "try:\n    import apex\nexcept ImportError:\n    apex = None\ndef later():\n    import nosuch"
+        ),
         lambda box, shared: nullcontext(), {}, "",
     ),
     "hub": (
         lambda shared: hub_spec(shared, env={"HF_HUB_OFFLINE": "0"}), lambda box, shared: nullcontext(),
-        {"n1.hub": "NOT-CACHED(org/nowhere)", "n2.hub": "NOT-CACHED(org/nowhere)"}, "it does not reach huggingface.co:443",
+        {"n1.hub": "NOT-CACHED(org/nowhere)", "n2.hub": "NOT-CACHED(org/nowhere)"},
+        "it does not reach huggingface.co:443",
     ),
     "hub-forbidden": (
         lambda shared: hub_spec(shared, env={"HF_HUB_OFFLINE": "1"}), lambda box, shared: nullcontext(),
-        {"n1.hub": "NOT-CACHED(org/nowhere)", "n2.hub": "NOT-CACHED(org/nowhere)"}, "HF_HUB_OFFLINE disables access to the hub",
+        {"n1.hub": "NOT-CACHED(org/nowhere)", "n2.hub": "NOT-CACHED(org/nowhere)"},
+        "HF_HUB_OFFLINE disables access to the hub",
     ),
     "script": (
         own_spec, hidden(lambda shared: shared / "prog"),
         {"n2.proj": "MISSING({shared}/prog/own.py)"}, "n2 does not see {shared}/prog/own.py",
     ),
     "staged": (
-        lambda shared: own_spec(shared, stage="auto", cache=str(shared / "cache")), hidden(lambda shared: shared / "prog"),
+        lambda shared: own_spec(shared, stage="auto", cache=str(shared / "cache")),
+        hidden(lambda shared: shared / "prog"),
         {"n2.proj": "MISSING({shared}/prog/own.py)"}, "a run would copy to n2",
     ),
     "run": (

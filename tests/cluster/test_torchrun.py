@@ -1,5 +1,4 @@
-"""`srun allranks torchrun`, as field notes start torchrun: a rank of another node is named, with and without a shared
-run folder."""
+"""`srun allranks torchrun`, as field notes start torchrun: a rank of another node is named, folder shared or not."""
 
 from pathlib import Path
 
@@ -39,7 +38,8 @@ dist.init_process_group("gloo")
 ranks = torch.tensor([dist.get_rank()])
 dist.all_reduce(ranks)
 if dist.get_rank() == dist.get_world_size() - 1:
-    open(sys.argv[1], "w").write(f"{dist.get_world_size()} ranks, sum {int(ranks)}, {os.environ['GROUP_RANK']}, {sys.argv[2:]}")
+    with open(sys.argv[1], "w") as file:
+        file.write(f"{dist.get_world_size()} ranks, sum {int(ranks)}, {os.environ['GROUP_RANK']}, {sys.argv[2:]}")
 """
 C10D = "--rdzv_backend=c10d --rdzv_id=$SLURM_JOB_ID --rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT"
 

@@ -480,8 +480,8 @@ def evaluation(world: DistContext, args: dict[str, Any]) -> Any:
 
 
 def evaluation_collectives(world: DistContext, args: dict[str, Any]) -> Any:
-    """For each strategy: how often an evaluation of 23 rows calls which collective, by torch's name; and of FSDP2, which
-    modules the forward passes of its units begin with."""
+    """For each strategy: how often an evaluation of 23 rows calls which collective, by torch's name; and of FSDP2,
+    which modules the forward passes of its units begin with."""
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 23)
     calls_of, roots = {}, set()
     for name in args["names"]:

@@ -21,7 +21,8 @@ HOG = "hog = [torch.ones(%d) for _ in range(64)]"
 FAULTS: dict[str, tuple[str, str, str, str]] = {
     "exception": ("raise KeyError('tokens_17')", "failed: KeyError: 'tokens_17'", "application_error", "'tokens_17'"),
     "exit text": (
-        "import sys; sys.exit('vocabulary does not match')", "failed: ended with exit code 1: vocabulary does not match",
+        "import sys; sys.exit('vocabulary does not match')",
+        "failed: ended with exit code 1: vocabulary does not match",
         "application_error", "with the text 'vocabulary does not match'",
     ),
     "SIGSEGV": (

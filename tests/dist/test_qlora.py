@@ -1,4 +1,4 @@
-"""QLoRA: a base in 4 bits is computed as a base with the same values, under all strategies that take it, and in runs."""
+"""QLoRA: a base in 4 bits equals a base with the same values, under all strategies that take it, and in runs."""
 
 import json
 import shutil
@@ -75,11 +75,11 @@ IN_4_BITS, IN_FLOAT8 = {"quantize": "nf4_double"}, {"float8": True, "attention":
     ],
 )
 def test_a_run_goes_on_bitwise_is_exported_and_replies(tmp_path: Path, strategy: str, model: dict[str, Any]) -> None:
-    """Also with products in 8-bit floats, whose base stays as it is, and with the kernel of attention of the first
-    attempt."""
+    """Also with products in 8-bit floats, whose base stays, and with the kernel of attention of the first attempt."""
     spec = rows_spec(
         tmp_path, name="q", strategy={"name": strategy}, checkpoint={"mode": "full", "every": 3}, eval={"samples": 1},
-        model={"name": "tiny:mistral", **model, "config": CONFIG}, train={"max_steps": 6, "lr": 1e-2, "schedule": "constant"},
+        model={"name": "tiny:mistral", **model, "config": CONFIG},
+        train={"max_steps": 6, "lr": 1e-2, "schedule": "constant"},
     )  # fmt: skip
     _, run = train(tmp_path, spec, code=0)
     losses, weights = [e["loss"] for e in step_events(run)], weights_of(run, 6)

@@ -98,7 +98,8 @@ args = TrainingArguments(sys.argv[1], max_steps=8, save_steps=2, logging_steps=1
 trainer = Trainer(Model(), args, train_dataset=rows, callbacks=[Killed()] if sys.argv[2] == "killed" else [])
 last = get_last_checkpoint(sys.argv[1]) if os.path.isdir(sys.argv[1]) else None
 trainer.train(resume_from_checkpoint=last)
-print(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']} from {last and last[-1]}:", trainer.model.line.weight.tolist())
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+print(f"attempt {attempt} from {last and last[-1]}:", trainer.model.line.weight.tolist())
 """
 
 

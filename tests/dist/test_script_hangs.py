@@ -1,4 +1,4 @@
-"""A user's own program: a hang is ended and its rank named, a slow one is not; its progress and output are shown live."""
+"""A user's own program: a hang is ended and its rank named, a slow one is not; progress and output are shown live."""
 
 import json
 import re
@@ -29,7 +29,8 @@ def evaluate_alone(seconds):
 def answer_as_ras(server, pid):
     connection, _ = server.accept()
     connection.recv(1000)
-    text = f"INCOMPLETE\\n  Missing communicator data from 1 job process\\n  Process {pid} on node 10.0.0.1 managing GPU 1\\n"
+    process = f"Process {pid} on node 10.0.0.1 managing GPU 1"
+    text = f"INCOMPLETE\\n  Missing communicator data from 1 job process\\n  {process}\\n"
     connection.sendall(f"OK\\nCommunicators... (2.05s)\\n\\nErrors\\n======\\n\\n{text}".encode())
     connection.close()
 
@@ -124,7 +125,7 @@ def test_a_program_that_is_only_slow_is_not_blamed(tmp_path: Path, what: str) ->
 
 
 def test_a_group_that_ddp_frees_does_not_hang(tmp_path: Path) -> None:
-    """torch frees it with the GIL held, while a thread of gloo needs the GIL (1 of 10 runs of an accelerate example)."""
+    """torch frees it with the GIL held, while a thread of gloo needs the GIL (1 of 10 runs of accelerate's example)."""
     done = subprocess.run([sys.executable, "-c", GROUP_OF_DDP], capture_output=True, text=True, timeout=120)
     assert done.stdout == "freed\n", done.stderr
 

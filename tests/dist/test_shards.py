@@ -1,4 +1,4 @@
-"""State in parts, read by other strategies and other numbers of ranks; what a rank holds, and what a bad step changes."""
+"""State in parts, read by other strategies and numbers of ranks; what a rank holds, and what a bad step changes."""
 
 from pathlib import Path
 from typing import Any

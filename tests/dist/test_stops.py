@@ -1,4 +1,4 @@
-"""Ends of all kinds: signals, kills, bad numbers; and going on after them, which is exact or refused. Real processes."""
+"""Ends of all kinds (signals, kills, bad numbers) of real processes, and resumes, which are exact or refused."""
 
 import json
 import shutil

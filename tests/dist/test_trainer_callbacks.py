@@ -1,5 +1,4 @@
-"""Progress of programs with a Trainer of Hugging Face or Lightning, unchanged: what the callbacks report, and how they
-are switched off."""
+"""Progress of unchanged programs with a Trainer of Hugging Face or Lightning: what is reported, and the switch."""
 
 import importlib.util
 import sys

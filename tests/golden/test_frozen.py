@@ -2,8 +2,8 @@
 run folders, diagnoses.
 
 Additions are allowed; what is removed, renamed or different fails. The records are in frozen/. After a wanted change of
-one of them ``ALLRANKS_GOLDEN=write python -m pytest tests/golden/test_frozen.py -k NAME`` writes it anew (not the folders
-of runs); read the difference.
+one of them ``ALLRANKS_GOLDEN=write python -m pytest tests/golden/test_frozen.py -k NAME`` writes it anew (not the
+folders of runs); read the difference.
 """
 
 import hashlib

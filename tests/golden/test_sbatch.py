@@ -49,11 +49,12 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "everything": {
         "slurm": {
-            "partition": "gpu", "account": "lab", "qos": "high", "time": "01:00:00", "gpus_per_node": 8, "cpus_per_task": 64, "mem": "0", "exclusive": True,
-            "constraint": "h100", "reservation": "demo", "chdir": "/shared", "exclude": ["n3", "n7"], "extra": ["--mail-type=END", "--nice"],
+            "partition": "gpu", "account": "lab", "qos": "high", "time": "01:00:00", "gpus_per_node": 8,
+            "cpus_per_task": 64, "mem": "0", "exclusive": True, "constraint": "h100", "reservation": "demo",
+            "chdir": "/shared", "exclude": ["n3", "n7"], "extra": ["--mail-type=END", "--nice"],
         },
-        "modules": ["cuda/12.4", "nccl"], "setup": ["ulimit -n 65536"], "env": {"NCCL_DEBUG": "INFO"}, "python": "/shared/venv",
-        "rendezvous": {"interface": "eth0"}, "cache": "/shared/hf",
+        "modules": ["cuda/12.4", "nccl"], "setup": ["ulimit -n 65536"], "env": {"NCCL_DEBUG": "INFO"},
+        "python": "/shared/venv", "rendezvous": {"interface": "eth0"}, "cache": "/shared/hf",
     },
     "gres-conda": {"slurm": {"gres": "gpu:8"}, "python": "conda:train"},
     "apptainer": {"python": "/shared/image.sif"},
@@ -180,7 +181,7 @@ PLACES: dict[str, tuple[PlaceName, MachineFacts, tuple[str, ...]]] = {
 
 
 def test_what_a_dry_run_shows() -> None:
-    """Each test's scaled sentences, what its spec sets, its ranks, and how its batch script differs from the one before."""
+    """Each test's scaled sentences, what its spec sets, its ranks, and how its script differs from the one before."""
     shown: dict[str, list[str]] = {}
     seen: dict[tuple[str, ...], str] = {}
     for name, (place, machine, sets) in PLACES.items():

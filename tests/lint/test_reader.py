@@ -213,10 +213,11 @@ def test_every_expression_compiles() -> None:
 SCRIPTS = [case.script for case in CASES]
 PIECES = st.sampled_from(
     [
-        *"'\"\\$`;&|<>(){}#\n =,^-", "$(", "${", "$((", "))", "<<E\n", "<<-'E'\n", "\nE\n", "case x in ", ") ", ";;", " esac\n", "for i in ",
-        "do ", "done\n", "srun ", "bash -c ", "torchrun ", "--nnodes=2 ", "--export=ALL,A=", "#SBATCH --nodes=", "export ", "NCCL_TIMEOUT=", "A=(",
-        "$A", "${A[@]}", "${A:-", "[[ ", " ]]", "((", "MASTER_PORT=", "$RANDOM", "/tmp/x ", "python x.py ", "\r\n", "\t", "eval ", "é",
-        UNRESOLVED_OPEN, UNRESOLVED_CLOSE,
+        *"'\"\\$`;&|<>(){}#\n =,^-", "$(", "${", "$((", "))", "<<E\n", "<<-'E'\n", "\nE\n", "case x in ", ") ", ";;",
+        " esac\n", "for i in ", "do ", "done\n", "srun ", "bash -c ", "torchrun ", "--nnodes=2 ", "--export=ALL,A=",
+        "#SBATCH --nodes=", "export ", "NCCL_TIMEOUT=", "A=(", "$A", "${A[@]}", "${A:-", "[[ ", " ]]", "((",
+        "MASTER_PORT=", "$RANDOM", "/tmp/x ", "python x.py ", "\r\n", "\t", "eval ", "é", UNRESOLVED_OPEN,
+        UNRESOLVED_CLOSE,
     ]
 )  # fmt: skip
 TEXTS = st.lists(st.one_of(PIECES, st.sampled_from(SCRIPTS)), max_size=30).map("".join)
@@ -277,10 +278,11 @@ def test_every_character_keeps_its_place(words: list[str]) -> None:
 
 
 GRAMMAR = [
-    "'a'", '"b $A"', "$(ls)", "${A:-x}", "$((1+2))", "`d`", "ls ", "\n", ";", "&& ", "|| ", "| ", "(ls)", "{ ls; }", "<<E\nx $A\nE\n",
-    "<<-'E'\n\tx'\n\tE\n", "case $x in a|b) ls;; (c) d;; esac\n", "for i in a b; do ls; done\n", "if [[ $a =~ (x|y) ]]; then ls; fi\n", "A=(a b)\n",
-    "f() { ls; }\n", "# it's\n", "> f ", "2>&1 ", '<<< "x" ', "\\\n", "echo ", '"$(echo "x" \'y\')" ', "$'a\\'b'", "!", "(( i++ ))\n", "<(ls) ",
-    "$(case x in a) ls;; esac)", '${A:-"}"}', "$(cat <<E\nit's\nE\n)", '"${A[@]}" ', "[[ a < b && ( c || d ) ]] && ls\n", "$( (ls) )", '\\"',
+    "'a'", '"b $A"', "$(ls)", "${A:-x}", "$((1+2))", "`d`", "ls ", "\n", ";", "&& ", "|| ", "| ", "(ls)", "{ ls; }",
+    "<<E\nx $A\nE\n", "<<-'E'\n\tx'\n\tE\n", "case $x in a|b) ls;; (c) d;; esac\n", "for i in a b; do ls; done\n",
+    "if [[ $a =~ (x|y) ]]; then ls; fi\n", "A=(a b)\n", "f() { ls; }\n", "# it's\n", "> f ", "2>&1 ", '<<< "x" ',
+    "\\\n", "echo ", '"$(echo "x" \'y\')" ', "$'a\\'b'", "!", "(( i++ ))\n", "<(ls) ", "$(case x in a) ls;; esac)",
+    '${A:-"}"}', "$(cat <<E\nit's\nE\n)", '"${A[@]}" ', "[[ a < b && ( c || d ) ]] && ls\n", "$( (ls) )", '\\"',
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Write what a user brings, start allranks by its command line, and read its files. Nothing here imports the package."""
+"""Write what a user brings, start allranks by its command line, read its files. Nothing here imports the package."""
 
 import json
 import random
@@ -79,7 +79,7 @@ LENGTH = 96  # tokens; a few rows are longer
 
 
 def write_answers(path: Path, n: int, seed: int = 0) -> list[str]:
-    """Write rows of uneven length; some are cut, the prompt of one is too long, one has no answer; return their texts."""
+    """Write rows of uneven length and return their texts; some are cut, one prompt is too long, one has no answer."""
     draw = random.Random(seed)
     words = ["say", "count", "number", "the", "please", "again", "yes", "no", "of", "and", "all"]
 
@@ -136,24 +136,25 @@ def save_tokenizer(folder: Path, texts: list[str], *, first: str | None = None, 
 
 
 SMALL = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 128, "tie_word_embeddings": False, "initializer_range": 0.1,
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "tie_word_embeddings": False, "initializer_range": 0.1,
 }  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
     "mistral": {**SMALL, "sliding_window": None},
     "llama": {**SMALL, "tie_word_embeddings": True},
     "gpt2": {
-        "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0,
-        "initializer_range": 0.1,
+        "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "attn_pdrop": 0.0, "embd_pdrop": 0.0,
+        "resid_pdrop": 0.0, "initializer_range": 0.1,
     },
     "mixtral": {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
     "glm4_moe": {
-        **SMALL, "head_dim": 8, "moe_intermediate_size": 24, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
-        "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+        **SMALL, "head_dim": 8, "moe_intermediate_size": 24, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
     },
     "bert": {
-        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 128,
-        "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.1, "num_labels": 3,
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "max_position_embeddings": 128, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+        "initializer_range": 0.1, "num_labels": 3,
     },
 }  # fmt: skip
 

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 DEFAULTS: dict[str, dict[str, Any]] = {
     "data": {"max_length": 512, "packing": "isolated", "mask_prompt": True, "eval_fraction": 0.05, "seed": 42},
     "train": {
-        "micro_batch_size": 1, "grad_accum": 1, "lr": 5e-5, "schedule": "linear", "warmup_steps": 0, "weight_decay": 0.0,
-        "max_grad_norm": 1.0,
+        "micro_batch_size": 1, "grad_accum": 1, "lr": 5e-5, "schedule": "linear", "warmup_steps": 0,
+        "weight_decay": 0.0, "max_grad_norm": 1.0,
     },
 }  # fmt: skip
 
@@ -73,7 +73,8 @@ def read_rows(spec: dict[str, Any], tokenizer: Any) -> tuple[list[Row], list[Row
         train = [given[i] for i in range(len(given)) if i not in order[:count]]
     if "label" in train[0]:
         classes = {value: number for number, value in enumerate(sorted({row["label"] for row in train}))}
-        return tuple([labelled(row, classes, spec, tokenizer) for row in part] for part in (train, held))  # type: ignore[return-value]
+        trained, evaluated = ([labelled(row, classes, spec, tokenizer) for row in part] for part in (train, held))
+        return trained, evaluated
     encoded = [answered(row, spec, tokenizer) for row in train]
     return [row for row in encoded if row.targets], [answered(row, spec, tokenizer) for row in held]
 
@@ -172,7 +173,7 @@ def mean_loss(model: Any, rows: list[Row]) -> float:
 
 
 def rate(spec: dict[str, Any], step: int) -> float:
-    """Return the learning rate of a step (from 1): the n-th of N warm-up steps takes n/N of it; the schedule ends at 0."""
+    """Return the rate of a step (from 1): the n-th of N warm-up steps takes n/N of it; the schedule ends at 0."""
     full, warm, steps = setting(spec, "train", "lr"), setting(spec, "train", "warmup_steps"), spec["train"]["max_steps"]
     if step <= warm:
         return full * step / warm

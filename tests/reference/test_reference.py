@@ -39,11 +39,13 @@ def make_spec(folder: Path, family: str, ranks: int, **changes: dict[str, Any]) 
     spec: dict[str, Any] = {
         "name": "run",
         "model": {"name": str(base)},
-        "data": {"source": str(folder / "rows.json"), "max_length": command.LENGTH, "packing": "none", "eval_fraction": 0.2},
+        "data": {
+            "source": str(folder / "rows.json"), "max_length": command.LENGTH, "packing": "none", "eval_fraction": 0.2,
+        },
         "strategy": {"name": "pytorch_ddp"},
         "train": {
-            "max_steps": 10, "micro_batch_size": 2, "grad_accum": 2, "lr": 1e-3, "schedule": "cosine", "warmup_steps": 3,
-            "weight_decay": 0.5, "max_grad_norm": 0.5,
+            "max_steps": 10, "micro_batch_size": 2, "grad_accum": 2, "lr": 1e-3, "schedule": "cosine",
+            "warmup_steps": 3, "weight_decay": 0.5, "max_grad_norm": 0.5,
         },
         "eval": {"samples": 0, "baseline": True},
         "cluster": {"procs_per_node": ranks, "cache": str(folder / "cache"), "device": "cpu"},

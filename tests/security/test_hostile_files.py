@@ -88,9 +88,10 @@ def make_run(root: Path, name: str) -> Path:
 
 IN_A_RUN = [
     "metrics.json", "plan.json", "run_args.json", "preflight.json", "job.json", "logs/driver.json", "logs/slurm.log",
-    "logs/attempt-1/n.rank0.log", "logs/attempt-1/n.exit.json", "logs/attempt-1/n.connections.json", "logs/attempt-1/network.json",
-    "logs/attempt-1/n.agent.log", "events/rank0.jsonl", "telemetry/n.jsonl", "checkpoints/step-1/manifest.json", "traces/rank0.json.gz",
-    "hang/attempt-1/hang.json", "hang/attempt-1/flight.rank0",
+    "logs/attempt-1/n.rank0.log", "logs/attempt-1/n.exit.json", "logs/attempt-1/n.connections.json",
+    "logs/attempt-1/network.json", "logs/attempt-1/n.agent.log", "events/rank0.jsonl", "telemetry/n.jsonl",
+    "checkpoints/step-1/manifest.json", "traces/rank0.json.gz", "hang/attempt-1/hang.json",
+    "hang/attempt-1/flight.rank0",
 ]  # fmt: skip
 
 
@@ -320,7 +321,9 @@ DUMPS = {
     "nested lists": _entry("input_sizes", b"(" * 200_000 + b"l" * 200_000),
     "nested tuples": _entry("input_sizes", b")" + b"\x85" * 200_000),
     "a list that holds itself": _entry("input_sizes", b"]q\x05h\x05a"),
-    "a number without end": _entry("process_group", b"(\x8b" + (200_000).to_bytes(4, "little") + b"\x7f" * 200_000 + b"l"),
+    "a number without end": _entry(
+        "process_group", b"(\x8b" + (200_000).to_bytes(4, "little") + b"\x7f" * 200_000 + b"l"
+    ),
     "a sequence without end": PROTO + b"}(" + KEY + b"}" + _text("entries") + b"](}(" + _text("collective_seq_id")
     + b"\x8b" + (9_000).to_bytes(4, "little") + b"\x7f" * 9_000 + b"ueu.",
     "nested JSON": b'{"pg_config":' + b"[" * 200_000 + b"]" * 200_000 + b"}",

@@ -28,9 +28,9 @@ from tests.sampling import every_fifth
 from tests.unit.test_smoke_criteria import ladder, result
 
 PAYLOADS = [
-    "$(touch PWNED)", "`touch PWNED`", "'; touch PWNED; '", '"; touch PWNED; "', "x; touch PWNED", "x && touch PWNED", "x | touch PWNED",
-    "a\ntouch PWNED", "a\n#SBATCH --wrap=touch", "a\rtouch PWNED", "\x1b]0;x\x07", "{{ 7*7 }}", "{% raw %}", "${PATH}", "--help", "-x", "%j%u", "%s%n",
-    "x\\", "a b", "*", "~root", "!!",
+    "$(touch PWNED)", "`touch PWNED`", "'; touch PWNED; '", '"; touch PWNED; "', "x; touch PWNED", "x && touch PWNED",
+    "x | touch PWNED", "a\ntouch PWNED", "a\n#SBATCH --wrap=touch", "a\rtouch PWNED", "\x1b]0;x\x07", "{{ 7*7 }}",
+    "{% raw %}", "${PATH}", "--help", "-x", "%j%u", "%s%n", "x\\", "a b", "*", "~root", "!!",
 ]  # fmt: skip
 BASE = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}}
 
@@ -151,9 +151,9 @@ def row(text: str) -> ComparisonRow:
 @pytest.mark.parametrize("text", MARKUP)
 def test_page_of_a_comparison(text: str) -> None:
     measured = {
-        "model": text, "parameters": 1, "dtype": text, "world_size": 2, "nodes": 1, "device": text, "global_batch_size": 2,
-        "grad_accum": 1, "repeats": 1, "steps": 1, "warmup_steps": 1, "negative_control": {"error": 1.0},
-        "ranks": [{name: {"repeats": [{}]} for name in (text, "a")}],
+        "model": text, "parameters": 1, "dtype": text, "world_size": 2, "nodes": 1, "device": text,
+        "global_batch_size": 2, "grad_accum": 1, "repeats": 1, "steps": 1, "warmup_steps": 1,
+        "negative_control": {"error": 1.0}, "ranks": [{name: {"repeats": [{}]} for name in (text, "a")}],
     }  # fmt: skip
     html = comparison_page(text, measured, [row(text)], [text])
     clean = comparison_page("a", {**measured, **dict.fromkeys(("model", "dtype", "device"), "a")}, [row("a")], ["a"])

@@ -35,29 +35,35 @@ PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA7bq\nshortlastline==\n--
 HEX40 = "3f1c0a9b7e5d2468ace013579bdf2468ace01357"
 # name, value: what each holds must stand in no file of a run
 VARIABLES = {
-    "MYSQL_PWD": "pw7", "KEYBLOCK": PEM, "FIRST": "ASIAY34FZKBOKMUTVV7A", "SECOND": "github_pat_11ABCDEFG0abcdefghijkl_mnopqrstuv",
-    "THIRD": JWT, "FOURTH": "xoxb-123456789012-abcdefABCDEF", "AUTH": "Bearer abc123def", "PASSPHRASE": "correct horse battery",
-    "GH_PAT": "abcdef012345", "DATABASE": "postgres://me:pw8secret@db/x", "WANDB": HEX40, "PGPASSWORD": "elephant",
-    "SMTP_PASS": "letmein", "STRIPE": "sk_live_4eC39HqLyjWDarjtT1zdp7dc", "VAULT": "hvs.CAESIJzdu8Q2nVjLwkd9G4hTTx", "SESSION_KEY": "q8Zr5tQ8wxA7mN2bV4cX",
+    "MYSQL_PWD": "pw7", "KEYBLOCK": PEM, "FIRST": "ASIAY34FZKBOKMUTVV7A",
+    "SECOND": "github_pat_11ABCDEFG0abcdefghijkl_mnopqrstuv", "THIRD": JWT, "FOURTH": "xoxb-123456789012-abcdefABCDEF",
+    "AUTH": "Bearer abc123def", "PASSPHRASE": "correct horse battery", "GH_PAT": "abcdef012345",
+    "DATABASE": "postgres://me:pw8secret@db/x", "WANDB": HEX40, "PGPASSWORD": "elephant", "SMTP_PASS": "letmein",
+    "STRIPE": "sk_live_4eC39HqLyjWDarjtT1zdp7dc", "VAULT": "hvs.CAESIJzdu8Q2nVjLwkd9G4hTTx",
+    "SESSION_KEY": "q8Zr5tQ8wxA7mN2bV4cX",
 }  # fmt: skip
 ARGUMENTS = (
-    ["--api-key", "Xs3cr3tValue"], ["--password=Xs3cr3tValue"], [JWT], ["https://user:Xs3cr3tValue@host/x"], ["--hf-token", "Xs3cr3tValue"],
-    ["-u", "me:Xs3cr3tValue"], ["-H", "Authorization: Bearer Xs3cr3tValue"], ["--db", "mysql://me:Xs3cr3tValue@h/db"], ["secret=Xs3cr3tValue"],
-    ['{"api_key": "Xs3cr3tValue"}'], ["--wandb", HEX40], [PEM], ["postgres://u:pw/Xs3cr3tValue@host/db"], ["redis://:a/b@Xs3cr3tValue@host:6379"],
+    ["--api-key", "Xs3cr3tValue"], ["--password=Xs3cr3tValue"], [JWT], ["https://user:Xs3cr3tValue@host/x"],
+    ["--hf-token", "Xs3cr3tValue"], ["-u", "me:Xs3cr3tValue"], ["-H", "Authorization: Bearer Xs3cr3tValue"],
+    ["--db", "mysql://me:Xs3cr3tValue@h/db"], ["secret=Xs3cr3tValue"], ['{"api_key": "Xs3cr3tValue"}'],
+    ["--wandb", HEX40], [PEM], ["postgres://u:pw/Xs3cr3tValue@host/db"], ["redis://:a/b@Xs3cr3tValue@host:6379"],
     ["cluster.env.DB_PASSWORD=Xs3cr3tValue"], ["cluster.env={HF_TOKEN: Xs3cr3tValue}"],
 )  # fmt: skip
+SHA256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 HARMLESS = (
-    "tokens=1234", "tokens/s 123456", "num_tokens=123456", "tokenizer=AutoTokenizer", "max_token_length=4096", "token_type_ids: [0, 0, 1]",
-    "TOKENIZERS_PARALLELISM=false", "pad_token_id = 128001", "eos_token: <|im_end|>", "eos_token=</s>", "commit 0123456789abcdef0123456789abcdef01234567",
-    "sha256: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", "cache_key=9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
-    "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a089f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
-    "mistralai/Mistral-7B-v0.1", "/home/me/projects/training/runs/alpaca/checkpoints/step/adapters/models/base", "PWD=/home/me", "OLDPWD=/home/me/x",
-    "START_PWD=/home/me", "HF_TOKEN_PATH=/home/me/token", "--password-file /etc/x", "KeyError: 'password'", "KeyError: 'api_key'", "token=None",
-    "password authentication failed for user", "special token <|endoftext|> added", "basic training", "http://host:8080/x", "git@github.com:me/x.git",
-    "tcp://host:29500/a@b", "git+https://github.com/o/r@v1:x",
-    "key: value", "keys=['a', 'b']", "monkey=banana", "author=me", "Token indices sequence length is longer than the maximum",
-    "train.lr=1e-4", "forward pass: 0.123456 s", "http://[::1]:29500", "--token-dropout 0.1", "passes=3", "attention_mask=None", "signature=(Tensor, int)",
-    "--sort-key length", "session 3 of 4", "max_new_tokens=128", "loss 2.3456 grad_norm=1.234",
+    "tokens=1234", "tokens/s 123456", "num_tokens=123456", "tokenizer=AutoTokenizer", "max_token_length=4096",
+    "token_type_ids: [0, 0, 1]", "TOKENIZERS_PARALLELISM=false", "pad_token_id = 128001", "eos_token: <|im_end|>",
+    "eos_token=</s>", "commit 0123456789abcdef0123456789abcdef01234567",
+    f"sha256: {SHA256}", f"cache_key={SHA256}", 2 * SHA256,
+    "mistralai/Mistral-7B-v0.1", "/home/me/projects/training/runs/alpaca/checkpoints/step/adapters/models/base",
+    "PWD=/home/me", "OLDPWD=/home/me/x", "START_PWD=/home/me", "HF_TOKEN_PATH=/home/me/token", "--password-file /etc/x",
+    "KeyError: 'password'", "KeyError: 'api_key'", "token=None", "password authentication failed for user",
+    "special token <|endoftext|> added", "basic training", "http://host:8080/x", "git@github.com:me/x.git",
+    "tcp://host:29500/a@b", "git+https://github.com/o/r@v1:x", "key: value", "keys=['a', 'b']", "monkey=banana",
+    "author=me", "Token indices sequence length is longer than the maximum", "train.lr=1e-4",
+    "forward pass: 0.123456 s", "http://[::1]:29500", "--token-dropout 0.1", "passes=3", "attention_mask=None",
+    "signature=(Tensor, int)", "--sort-key length", "session 3 of 4", "max_new_tokens=128",
+    "loss 2.3456 grad_norm=1.234",
 )  # fmt: skip
 
 
@@ -89,7 +95,8 @@ def test_names_and_values_of_json_are_judged_together() -> None:
 
 
 REPEATED = (
-    "key", "key_", "--token ", '"key', "token '", "://a", "eyJ", "-----BEGIN PRIVATE KEY-----", "authorization: ", "a", "-",
+    "key", "key_", "--token ", '"key', "token '", "://a", "eyJ", "-----BEGIN PRIVATE KEY-----", "authorization: ", "a",
+    "-",
 )  # fmt: skip
 
 
@@ -152,8 +159,9 @@ if os.environ.get("LEAK"):
     raise ValueError("login with " + token + " failed")
 """
 FRAGMENTS = (
-    "Xs3cr3tValue", "MIIEpAIBAAKCAQEA7bq", "shortlastline", JWT[:60], HEX40, "pw8secret", "elephant", "letmein", "abc123def", "correct horse",
-    "github_pat_11", "ASIAY34FZ", "xoxb-1234", "abcdef012345", "sk_live_4eC", "hvs.CAES", "q8Zr5tQ8wxA7", "'pw7'", '"pw7"', " pw7\n", "=pw7",
+    "Xs3cr3tValue", "MIIEpAIBAAKCAQEA7bq", "shortlastline", JWT[:60], HEX40, "pw8secret", "elephant", "letmein",
+    "abc123def", "correct horse", "github_pat_11", "ASIAY34FZ", "xoxb-1234", "abcdef012345", "sk_live_4eC", "hvs.CAES",
+    "q8Zr5tQ8wxA7", "'pw7'", '"pw7"', " pw7\n", "=pw7",
 )  # fmt: skip
 
 

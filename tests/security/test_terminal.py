@@ -34,10 +34,11 @@ from allranks.utils.text import printable
 from tests.conftest import REPO, tiny_spec
 
 ATTACKS = {
-    "title": "\x1b]0;owned\x07", "clear": "\x1b[2J\x1b[H", "clipboard": "\x1b]52;c;b3duZWQ=\x1b\\", "eight bits": "\x9b2J\x9d0;owned\x9c",
-    "hidden": "\x1b[8mhidden\x1b[0m", "direction": "\u202eevil\u202c",
-    "back": "ok\b\bno", "return": "failed\rpassed", "bell": "\x07", "device control": "\x1bPq#0\x1b\\", "link": "\x1b]8;;http://evil\x1b\\click\x1b]8;;\x1b\\",
-    "reset": "\x1bc", "unfinished": "\x1b]0;owned", "line": "a\u2028b", "delete": "\x7f", "half": "\x1b",
+    "title": "\x1b]0;owned\x07", "clear": "\x1b[2J\x1b[H", "clipboard": "\x1b]52;c;b3duZWQ=\x1b\\",
+    "eight bits": "\x9b2J\x9d0;owned\x9c", "hidden": "\x1b[8mhidden\x1b[0m", "direction": "\u202eevil\u202c",
+    "back": "ok\b\bno", "return": "failed\rpassed", "bell": "\x07", "device control": "\x1bPq#0\x1b\\",
+    "link": "\x1b]8;;http://evil\x1b\\click\x1b]8;;\x1b\\", "reset": "\x1bc", "unfinished": "\x1b]0;owned",
+    "line": "a\u2028b", "delete": "\x7f", "half": "\x1b",
 }  # fmt: skip
 ALL = "".join(ATTACKS.values())
 # what no verb may print; line feeds are its own
@@ -180,7 +181,8 @@ def inputs(tmp_path: Path) -> dict[str, str]:
     good["cluster"]["env"] = {"PLAIN": ALL, f"A{ALL}": "1"}
     event = {"ph": "X", "name": ALL, "ts": 1, "dur": 2, "pid": 1, "tid": 1, "cat": "cpu_op"}
     texts = {
-        "script": f"#!/bin/bash\n#SBATCH --nodes={ALL}\nexport A=1 # {ALL}\npython -m torch.distributed.launch x.py {ALL}\n",
+        "script": f"#!/bin/bash\n#SBATCH --nodes={ALL}\nexport A=1 # {ALL}\n"
+        f"python -m torch.distributed.launch x.py {ALL}\n",
         "topo": f"\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV{ALL}\t0-3\nGPU1\tNV4\t X \t0-3\n{ALL}\n",
         "bad": yaml.safe_dump({"name": ALL, "model": {"name": ALL}, ALL: 1}, allow_unicode=True),
         "broken": "a: [\x1b]0;owned\x07\n",
@@ -196,11 +198,13 @@ def inputs(tmp_path: Path) -> dict[str, str]:
 
 
 VERBS = (
-    ["lint", "{script}"], ["lint", "none{all}"], ["topo", "{topo}"], ["topo", "{script}"], ["plan", "{bad}"], ["plan", "{broken}"], ["plan", "{good}"],
-    ["plan", "{good}", "--set", "name={all}"], ["trace", "{trace}"], ["trace", "{topo}"], ["failures", "{all}"], ["diagnose", "{topo}"],
-    ["logs", "no{all}"], ["plan", "{good}", "--full"], ["examples", "{all}"], ["init", "--yes", "--data", "{all}.csv", "-o", "-"],
-    ["init", "--yes", "--model", "{all}", "-o", "-"], ["init", "--yes", "--machine", "hosts", "--hosts", "{all}", "-o", "-"],
-    ["verb{all}"], ["plan", "--option{all}"], ["plan"], ["export", "{all}"], ["runs", "{all}"], ["plan", "{good}", "--set"], ["doctor", "{bad}"],
+    ["lint", "{script}"], ["lint", "none{all}"], ["topo", "{topo}"], ["topo", "{script}"], ["plan", "{bad}"],
+    ["plan", "{broken}"], ["plan", "{good}"], ["plan", "{good}", "--set", "name={all}"], ["trace", "{trace}"],
+    ["trace", "{topo}"], ["failures", "{all}"], ["diagnose", "{topo}"], ["logs", "no{all}"],
+    ["plan", "{good}", "--full"], ["examples", "{all}"], ["init", "--yes", "--data", "{all}.csv", "-o", "-"],
+    ["init", "--yes", "--model", "{all}", "-o", "-"],
+    ["init", "--yes", "--machine", "hosts", "--hosts", "{all}", "-o", "-"], ["verb{all}"], ["plan", "--option{all}"],
+    ["plan"], ["export", "{all}"], ["runs", "{all}"], ["plan", "{good}", "--set"], ["doctor", "{bad}"],
 )  # fmt: skip
 
 

@@ -1,5 +1,4 @@
-"""Run folders for the tests of the report page, written as the program writes them, and the most basic check of
-each."""
+"""Run folders for the tests of the report page, written as the program writes them, and the basic check of each."""
 
 import json
 import math
@@ -110,30 +109,17 @@ class Maker:
     def _sample(self, at: float, host: str, gpus: int) -> dict[str, Any]:
         busy = self.random.uniform(0.9, 1.0) if at > START + 3 else 0.2
         return {
-            "time": round(at, 3),
-            "host": host,
-            "cpu_percent": 100 * busy,
-            "load1": 1.5,
-            "memory_used_bytes": int((4 + 2 * busy) * GIB),
-            "memory_total_bytes": 24 * GIB,
-            "disk_free_bytes": 80 * GIB,
-            "disk_read_bytes_per_s": 1e6 * self.random.random(),
-            "disk_write_bytes_per_s": 5e5 * self.random.random(),
-            "net_received_bytes_per_s": 2e8 * busy,
-            "net_sent_bytes_per_s": 1.9e8 * busy,
-            "loopback_bytes_per_s": 4e7 * busy,
+            "time": round(at, 3), "host": host, "cpu_percent": 100 * busy, "load1": 1.5,
+            "memory_used_bytes": int((4 + 2 * busy) * GIB), "memory_total_bytes": 24 * GIB,
+            "disk_free_bytes": 80 * GIB, "disk_read_bytes_per_s": 1e6 * self.random.random(),
+            "disk_write_bytes_per_s": 5e5 * self.random.random(), "net_received_bytes_per_s": 2e8 * busy,
+            "net_sent_bytes_per_s": 1.9e8 * busy, "loopback_bytes_per_s": 4e7 * busy,
             "gpus": [
-                {
-                    "index": g,
-                    "utilisation_percent": int(97 * busy),
-                    "memory_used_bytes": (60 + g) * GIB,
-                    "memory_total_bytes": 80 * GIB,
-                    "power_w": 640 * busy - 10 * g,
-                    "temperature_c": 60,
-                }
+                {"index": g, "utilisation_percent": int(97 * busy), "memory_used_bytes": (60 + g) * GIB,
+                 "memory_total_bytes": 80 * GIB, "power_w": 640 * busy - 10 * g, "temperature_c": 60}
                 for g in range(gpus)
             ],
-        }
+        }  # fmt: skip
 
     def write(
         self,
@@ -149,19 +135,11 @@ class Maker:
         each = max(self.ranks // len(self.hosts), 1)
         ranks = [list(range(n * each, (n + 1) * each)) for n in range(len(self.hosts))]
         nodes = [{"node": n, "host": host, "ranks": ranks[n]} for n, host in enumerate(self.hosts)]
+        threads = "2 usable cores / 2 ranks on the node; torchrun would set 1, plain Python all cores for every rank"
+        interface = "one node: NCCL finds its own way"
         environment = env or [
-            {
-                "name": "OMP_NUM_THREADS",
-                "value": "1",
-                "reason": "2 usable cores / 2 ranks on the node; torchrun would set 1, plain Python all cores for every rank",
-                "source": "policy",
-            },
-            {
-                "name": "NCCL_SOCKET_IFNAME",
-                "value": None,
-                "reason": "one node: NCCL finds its own way",
-                "source": "policy",
-            },
+            {"name": "OMP_NUM_THREADS", "value": "1", "reason": threads, "source": "policy"},
+            {"name": "NCCL_SOCKET_IFNAME", "value": None, "reason": interface, "source": "policy"},
         ]
         base_plan = {
             "run_name": "demo", "launcher": "local", "strategy": "pytorch_ddp", "strategy_options": {"bucket_mb": 25.0},

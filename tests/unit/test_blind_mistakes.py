@@ -308,7 +308,8 @@ TOO_LONG = lines([{"instruction": "long " * 200, "output": "x"}] * 30) + lines([
 REFUSED_BY_RANKS = (
     (
         text(lines([*CHATS, {"messages": [CHATS[0]["messages"][0], CALL]}]), data={"eval_fraction": 0}),
-        r"data.source \S+a.jsonl, row 20, message 1 .assistant.: the default chat template \(the model has none\) does not write tool_calls",
+        r"data.source \S+a.jsonl, row 20, message 1 .assistant.: the default chat template "
+        r"\(the model has none\) does not write tool_calls",
     ),
     (text(TOO_LONG, data={"max_length": 32, "seed": 1}), r"no held-out row has a scored token"),
     (text(data={"max_length": 3, "eval_fraction": 0}), r"no row has a trained token within data\.max_length 3"),  # b21

@@ -22,8 +22,9 @@ from allranks.train.data.tokenization import encode_text, train_tokenizer
 Message = dict[str, Any]
 
 ENDS = {
-    "phi3": "<|endoftext|>", "phi3_5": "<|endoftext|>", "gptoss": "<|return|>", "glm4moe": "<|endoftext|>", "llama3": "<|eot_id|>",
-    "llama3_1": "<|eot_id|>", "gemma": "<eos>", "gemma3": "<eos>", "cohere": "<|END_OF_TURN_TOKEN|>",
+    "phi3": "<|endoftext|>", "phi3_5": "<|endoftext|>", "gptoss": "<|return|>", "glm4moe": "<|endoftext|>",
+    "llama3": "<|eot_id|>", "llama3_1": "<|eot_id|>", "gemma": "<eos>", "gemma3": "<eos>",
+    "cohere": "<|END_OF_TURN_TOKEN|>",
 }  # fmt: skip
 """End-of-text token of the family's tokenizer; the others have ``<|im_end|>``."""
 SPECIAL = re.compile(r"<\|[^|<>\s]+\|?>|<[^|<>\s]*\|>|<(?:start|end)_of_\w+>|\[gMASK\]|<sop>")

@@ -1,5 +1,4 @@
-"""All ranks call their collectives in one order, whatever part of the model a rank's batch uses. One process, torch's
-fake group."""
+"""All ranks call their collectives in one order, whatever part of the model a batch uses. torch's fake group."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -62,19 +62,11 @@ def _compare(folder: Path, ranks: tuple[Recorded, ...]) -> OpenCollective[Record
 
 def _watched(folder: Path, ranks: tuple[Recorded, ...]) -> str:
     """Return what the hang watch says of the same records."""
-    nodes = [
-        NodeEvidence(
-            node=r,
-            host=f"n{r}",
-            time=104.0,
-            ranks=[
-                RankEvidence(
-                    rank=r, pid=9, state="S sleeping", calls=[c.without_stack() for c in read_flight_record(p).calls]
-                )
-            ],
-        )
-        for r, p in enumerate(_write(folder, ranks))
-    ]
+    nodes = []
+    for r, path in enumerate(_write(folder, ranks)):
+        calls = [call.without_stack() for call in read_flight_record(path).calls]
+        rank = RankEvidence(rank=r, pid=9, state="S sleeping", calls=calls)
+        nodes.append(NodeEvidence(node=r, host=f"n{r}", time=104.0, ranks=[rank]))
     alarm = HangAlarm(node=0, host="n0", rank=0, phase="train", part="", step=6, since=100.0, time=104.0, limit_s=4.0)
     return analyze_hang(nodes, {0: "n0", 1: "n1"}, alarm, 1, 106.0).kind
 

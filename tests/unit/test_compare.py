@@ -55,9 +55,10 @@ def rank(**changes: Any) -> dict[str, Any]:
 
 def measured(ranks: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
     return {
-        "world_size": 2, "nodes": 1, "device": "cpu", "dtype": "float32", "model": "tiny:llama", "parameters": 100, "trained_bytes": 400,
-        "grad_accum": 1, "global_batch_size": 2, "steps": 3, "warmup_steps": 2, "verify_steps": 6, "repeats": 1, "reference_s": 1.0,
-        "negative_control": {"error": 0.5, "ranks_differ": 0.1}, "ranks": ranks, "uneven_accum": 3, "uneven_clip_norm": 0.02,
+        "world_size": 2, "nodes": 1, "device": "cpu", "dtype": "float32", "model": "tiny:llama", "parameters": 100,
+        "trained_bytes": 400, "grad_accum": 1, "global_batch_size": 2, "steps": 3, "warmup_steps": 2, "verify_steps": 6,
+        "repeats": 1, "reference_s": 1.0, "negative_control": {"error": 0.5, "ranks_differ": 0.1}, "ranks": ranks,
+        "uneven_accum": 3, "uneven_clip_norm": 0.02,
         "references": {
             kind: {"problem": None, "spread": NEAR, "norms": [1.0] * steps, "planned": [[STEP] * steps] * 2}
             for kind, steps in (("verified", 6), ("uneven", 5), ("timed", 5))
@@ -247,8 +248,7 @@ def repeats(*step_s: float, share: float = 0.5) -> list[dict[str, Any]]:
 
 
 def three_repeats(scale: float = 1.0) -> dict[str, Any]:
-    """Two ranks: repeats of 0.1, 0.3 and 0.2 s on the first, 0.1 s longer on the second, which also holds and sends
-    more."""
+    """Two ranks: repeats of 0.1, 0.3 and 0.2 s; the second takes 0.1 s longer, and holds and sends more."""
     first, second = rank(), rank()
     first["repeats"] = repeats(*(t * scale for t in (0.1, 0.3, 0.2)))
     second["repeats"] = repeats(*(t * scale for t in (0.2, 0.4, 0.3)))
@@ -356,8 +356,8 @@ def figures(**changes: Any) -> dict[str, Any]:
     comm = 0.01
     return {
         "tokens_per_s": {"median": 1000.0, "min": 950.0, "max": 1050.0}, "step_time_s": {"median": 0.1, "p90": 0.11},
-        "profiled_step_s": 0.1, "comm_s": comm, "exposed_comm_s": comm, "idle_s": 0.0, "compute_s": 0.08, "overlap": 0.0, "collectives": SENT,
-        "memory": {"peak_bytes": 1000, "state_bytes": 400}, **changes,
+        "profiled_step_s": 0.1, "comm_s": comm, "exposed_comm_s": comm, "idle_s": 0.0, "compute_s": 0.08,
+        "overlap": 0.0, "collectives": SENT, "memory": {"peak_bytes": 1000, "state_bytes": 400}, **changes,
     }  # fmt: skip
 
 
@@ -389,8 +389,8 @@ NUMBER = st.floats(0, 1e9)
 @given(
     st.lists(
         st.fixed_dictionaries(
-            {"low": NUMBER, "more": NUMBER, "step": st.floats(1e-6, 1e3), "profiled": NUMBER, "exposed": NUMBER, "overlap": st.none() | st.floats(0, 1),
-             "peak": st.integers(0, 2**50), "state": st.integers(0, 2**50)}
+            {"low": NUMBER, "more": NUMBER, "step": st.floats(1e-6, 1e3), "profiled": NUMBER, "exposed": NUMBER,
+             "overlap": st.none() | st.floats(0, 1), "peak": st.integers(0, 2**50), "state": st.integers(0, 2**50)}
         ),
         min_size=1, max_size=5,
     )
@@ -399,8 +399,9 @@ def test_whatever_is_measured_no_sentence_has_an_impossible_figure(given_figures
     rows = [
         row(
             f"s{i}", tokens_per_s={"median": g["low"] + g["more"] / 2, "min": g["low"], "max": g["low"] + g["more"]},
-            step_time_s={"median": g["step"], "p90": g["step"]},
-            profiled_step_s=g["profiled"], exposed_comm_s=g["exposed"], overlap=g["overlap"], memory={"peak_bytes": g["peak"], "state_bytes": g["state"]},
+            step_time_s={"median": g["step"], "p90": g["step"]}, profiled_step_s=g["profiled"],
+            exposed_comm_s=g["exposed"], overlap=g["overlap"],
+            memory={"peak_bytes": g["peak"], "state_bytes": g["state"]},
         )
         for i, g in enumerate(given_figures)
     ]  # fmt: skip
@@ -414,11 +415,11 @@ STEP_S = 0.1
 
 
 def load(r: int, time: float, taken: float, **changes: Any) -> dict[str, Any]:
-    """One second of a rank that wanted one of two cores and got ``1 - taken`` of it; others used what it did not
-    get."""
+    """One second of a rank that wanted one of two cores and got ``1 - taken`` of it; others used the rest."""
     return {
-        "event": "cpu_load", "rank": r, "time": time, "compute_threads": 1, "seconds": 1.0, "cores": "0-1", "core_count": 2, "cpu_s": 1 - taken,
-        "queued_s": taken, "queued_main_s": taken, "busy_threads": 1, "machine_s": 2.0, "steal_s": 0.0, "throttled_s": None, **changes,
+        "event": "cpu_load", "rank": r, "time": time, "compute_threads": 1, "seconds": 1.0, "cores": "0-1",
+        "core_count": 2, "cpu_s": 1 - taken, "queued_s": taken, "queued_main_s": taken, "busy_threads": 1,
+        "machine_s": 2.0, "steal_s": 0.0, "throttled_s": None, **changes,
     }  # fmt: skip
 
 

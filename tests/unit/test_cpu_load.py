@@ -84,7 +84,8 @@ def test_a_thread_that_shares_its_core_waits_for_it() -> None:
 
 def sample(**changes: Any) -> CpuSample:
     known: dict[str, Any] = {
-        "at_s": 10.0, "cores": (0, 1), "cpu_s": 1.0, "threads": {1: (1.0, 0.5)}, "machine_s": 5.0, "steal_s": 0.0, "throttled_s": None,
+        "at_s": 10.0, "cores": (0, 1), "cpu_s": 1.0, "threads": {1: (1.0, 0.5)}, "machine_s": 5.0, "steal_s": 0.0,
+        "throttled_s": None,
     }  # fmt: skip
     return CpuSample(**{**known, **changes})
 

@@ -93,7 +93,11 @@ def test_plan_notes_too_few_sequences_and_the_cure_works(tmp_path: Path) -> None
     ("sections", "words"),
     [
         ({"model": None, "data": None, "adapter": None, "script": {"path": __file__}}, "runs your own program"),
-        ({"model": {"name": "mlp:8x2", "config": {}}, "data": {"source": "builtin:noise"}, "adapter": {"type": "none", "targets": None}}, "trained on noise"),
+        (
+            {"model": {"name": "mlp:8x2", "config": {}}, "data": {"source": "builtin:noise"},
+             "adapter": {"type": "none", "targets": None}},
+            "trained on noise",
+        ),
         ({"data": {"template": "alpaca"}}, "there is no column 'instruction'"),
     ],
 )  # fmt: skip

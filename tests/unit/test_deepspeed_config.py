@@ -119,14 +119,11 @@ def test_the_file_becomes_part_of_spec_and_plan(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, "file not found"),
-        ("{", "is not valid JSON"),
-        ("[1]", "found a list"),
-        ('{"bf16": {}, "bf16": {}}', "'bf16' occurs twice"),
-        ("[" * 100_000, "is not valid JSON"),
+        (None, "file not found"), ("{", "is not valid JSON"), ("[1]", "found a list"),
+        ('{"bf16": {}, "bf16": {}}', "'bf16' occurs twice"), ("[" * 100_000, "is not valid JSON"),
         ("\xff", "is not valid JSON"),
     ],
-)
+)  # fmt: skip
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: str | None, words: str) -> None:
     file = tmp_path / "ds.json"
     if content is not None:

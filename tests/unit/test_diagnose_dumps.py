@@ -150,8 +150,8 @@ def test_faulthandler_dumps(tmp_path: Path) -> None:
     finding = of(tmp_path, {f"n.rank{rank}.log": text for rank, text in enumerate([wait, load, wait])}).findings[0]
     assert (finding.id, finding.rank) == ("dataloader_hang", 1)
     # recorded from the debug server of torch 2.13
-    own = "=== Rank {}: http://n{}:377/handler/dump_traceback? ===\nCurrent thread 0x07 (most recent call first):\n  <no Python"
-    own += ' frame>\n\n{}\n  File "/code/t.py", line 4 in <module>\n'
+    own = "=== Rank {}: http://n{}:377/handler/dump_traceback? ===\nCurrent thread 0x07 (most recent call first):\n"
+    own += '  <no Python frame>\n\n{}\n  File "/code/t.py", line 4 in <module>\n'
     text = "\n".join(own.format(r, r, text.replace("Current t", "T")) for r, text in enumerate([wait, load, wait]))
     finding = of(tmp_path / "server", {"stacks_20261129_215733.txt": text}).findings[0]
     assert (finding.id, finding.rank, finding.host) == ("dataloader_hang", 1, "n1")
@@ -185,11 +185,11 @@ INCOMPLETE += "Missing communicator data from 1 rank\n  "
 OLD, NEW = "The missing rank: 21", "Rank 21 -- GPU 5 managed by process 3487984 on node 172.16.64.213"
 DEAD = f"DEAD\n  1 job process is considered dead (unreachable via the RAS network)\n  {GONE}"
 UNEVEN = "#0-0 (78db921d1c117b4a) MISMATCH\n  Communicator ranks have different AllReduce operation counts\n"
-LAGS = "  31 ranks have launched up to operation 64\n  Rank 7 has launched up to operation {} -- GPU 3 managed by "
-LAGS = UNEVEN + LAGS
-LAGS += "process 1650386 on node node1"
-AHEAD = f"{UNEVEN}  30 ranks have launched up to operation 640\n  2 ranks have launched up to operation 700\n  Rank 12 -- GPU 4"
-AHEAD += " managed by process 323032 on node 10.137.190.124\n  Rank 13 -- [process information not found]"
+LAGS = UNEVEN + "  31 ranks have launched up to operation 64\n  Rank 7 has launched up to operation {} -- "
+LAGS += "GPU 3 managed by process 1650386 on node node1"
+AHEAD = f"{UNEVEN}  30 ranks have launched up to operation 640\n  2 ranks have launched up to operation 700\n"
+AHEAD += "  Rank 12 -- GPU 4 managed by process 323032 on node 10.137.190.124\n"
+AHEAD += "  Rank 13 -- [process information not found]"
 
 
 def _text(errors: str = "", warnings: str = "") -> str:

@@ -155,7 +155,8 @@ FIRST_CAUSES = {
         '  "message": {\n    "message": "RuntimeError: Permission denied",',  # torch's launcher writes it
     ),
     "library_missing": (
-        "RuntimeError: Failed to import a.b because of the following error:\n/v/x_cuda.cpython-312.so: undefined symbol: _Z1",
+        "RuntimeError: Failed to import a.b because of the following error:\n"
+        "/v/x_cuda.cpython-312.so: undefined symbol: _Z1",
         "/w/x/main.c:4:10: fatal error: Python.h: No such file or directory",
     ),
     "slurm_controller_error": (f"{ADDRESS}\n{REVOKED}",),

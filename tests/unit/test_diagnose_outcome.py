@@ -1,5 +1,4 @@
-"""The run's own outcome is the first evidence of its diagnosis, and what allranks wrote is not read as a library's
-message."""
+"""The run's own outcome is the first evidence of its diagnosis; texts of allranks are not read as a library's."""
 
 import json
 from pathlib import Path

@@ -26,27 +26,31 @@ def _of(alphabet: str, size: int) -> st.SearchStrategy[str]:
 
 # What shows its kind by its own form.
 TOKENS = {
-    "hf_{}": (LETTERS, 34), "ghp_{}": (LETTERS, 36), "gho_{}": (LETTERS, 36), "github_pat_{}": (LETTERS + "_", 60), "glpat-{}": (LETTERS, 20),
-    "sk-{}": (LETTERS, 48), "sk-proj-{}": (LETTERS, 40), "sk-ant-api03-{}": (LETTERS + "-_", 60), "xoxb-123456789012-{}": (LETTERS, 24),
-    "AKIA{}": (string.ascii_uppercase + string.digits, 16), "AIza{}": (LETTERS, 35), "npm_{}": (LETTERS, 36), "pypi-AgE{}": (LETTERS, 40),
-    "eyJhbGciOiJIUzI1NiJ9.{}.c2ln": (LETTERS, 40), "MUNGE:AwQD{}:": (LETTERS + "+/", 60),
+    "hf_{}": (LETTERS, 34), "ghp_{}": (LETTERS, 36), "gho_{}": (LETTERS, 36), "github_pat_{}": (LETTERS + "_", 60),
+    "glpat-{}": (LETTERS, 20), "sk-{}": (LETTERS, 48), "sk-proj-{}": (LETTERS, 40),
+    "sk-ant-api03-{}": (LETTERS + "-_", 60), "xoxb-123456789012-{}": (LETTERS, 24),
+    "AKIA{}": (string.ascii_uppercase + string.digits, 16), "AIza{}": (LETTERS, 35), "npm_{}": (LETTERS, 36),
+    "pypi-AgE{}": (LETTERS, 40), "eyJhbGciOiJIUzI1NiJ9.{}.c2ln": (LETTERS, 40), "MUNGE:AwQD{}:": (LETTERS + "+/", 60),
 }  # fmt: skip
 AROUND = (
-    "{}", '"{}"', "('{}')", "token={}", "login failed with {} (401)", "Authorization: Bearer {}", "https://user:{}@host/x", "https://{}@host/x.git",
-    "--token {}", "export HF_TOKEN={}", "a={};b=2", "key:{},",
+    "{}", '"{}"', "('{}')", "token={}", "login failed with {} (401)", "Authorization: Bearer {}",
+    "https://user:{}@host/x", "https://{}@host/x.git", "--token {}", "export HF_TOKEN={}", "a={};b=2", "key:{},",
 )  # fmt: skip
 # What only its name tells; the value may be anything.
 NAMED = {
-    "WANDB_API_KEY={}": (HEX, 40), "wandb login {}": (HEX, 40), "wandb: api key {}": (HEX, 40), "os.environ['WANDB_API_KEY'] = '{}'": (HEX, 40),
-    "machine api.wandb.ai login user password {}": (HEX, 40), "aws_secret_access_key = {}": (LETTERS + "/+", 40), '"secretAccessKey":"{}"': (LETTERS, 40),
-    "AccountKey={};EndpointSuffix=x": (LETTERS + "/+", 60), "password={}": (LETTERS, 9), 'PASSWORD="ab {}"': (LETTERS, 8), "passwd: {}": (LETTERS, 8),
-    "redis://:{}@h:6379": (LETTERS, 12), "postgres://u:{}@h/db": (LETTERS, 12), "curl -u user:{} https://x": (LETTERS, 10), "X-Api-Key: {}": (LETTERS, 30),
-    "Authorization: Basic {}": (LETTERS + "=", 30), "Authorization: token {}": (LETTERS, 30), "Proxy-Authorization: Digest {}": (LETTERS, 30),
-    "Cookie: session={}": (LETTERS, 30), "Set-Cookie: sid={}; Path=/": (LETTERS, 30), "?access_token={}&x=1": (LETTERS, 30),
-    "https://b/x?sv=1&sig={}": (LETTERS, 40),
-    "OPENAI_API_KEY is 9a{}": (LETTERS, 30), "token is 1z{}": (LETTERS, 30), "passphrase={}": (LETTERS, 12), "'api_key': '{}'": (LETTERS, 16),
-    "-----BEGIN RSA PRIVATE KEY----- {}": (LETTERS + "+/", 64), "-----BEGIN OPENSSH PRIVATE KEY-----\\n{}\\n": (LETTERS + "+/", 70),
-    "{}==": (LETTERS + "+/", 76),
+    "WANDB_API_KEY={}": (HEX, 40), "wandb login {}": (HEX, 40), "wandb: api key {}": (HEX, 40),
+    "os.environ['WANDB_API_KEY'] = '{}'": (HEX, 40), "machine api.wandb.ai login user password {}": (HEX, 40),
+    "aws_secret_access_key = {}": (LETTERS + "/+", 40), '"secretAccessKey":"{}"': (LETTERS, 40),
+    "AccountKey={};EndpointSuffix=x": (LETTERS + "/+", 60), "password={}": (LETTERS, 9),
+    'PASSWORD="ab {}"': (LETTERS, 8), "passwd: {}": (LETTERS, 8), "redis://:{}@h:6379": (LETTERS, 12),
+    "postgres://u:{}@h/db": (LETTERS, 12), "curl -u user:{} https://x": (LETTERS, 10), "X-Api-Key: {}": (LETTERS, 30),
+    "Authorization: Basic {}": (LETTERS + "=", 30), "Authorization: token {}": (LETTERS, 30),
+    "Proxy-Authorization: Digest {}": (LETTERS, 30), "Cookie: session={}": (LETTERS, 30),
+    "Set-Cookie: sid={}; Path=/": (LETTERS, 30), "?access_token={}&x=1": (LETTERS, 30),
+    "https://b/x?sv=1&sig={}": (LETTERS, 40), "OPENAI_API_KEY is 9a{}": (LETTERS, 30), "token is 1z{}": (LETTERS, 30),
+    "passphrase={}": (LETTERS, 12), "'api_key': '{}'": (LETTERS, 16),
+    "-----BEGIN RSA PRIVATE KEY----- {}": (LETTERS + "+/", 64),
+    "-----BEGIN OPENSSH PRIVATE KEY-----\\n{}\\n": (LETTERS + "+/", 70), "{}==": (LETTERS + "+/", 76),
     "db_pass=q7{}": (LETTERS, 10),
 }  # fmt: skip
 

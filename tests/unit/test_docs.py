@@ -197,7 +197,7 @@ def test_every_yaml_block_is_parsed_and_every_spec_planned(tmp_path: Path, monke
 
 
 def commands(page: Path) -> list[str]:
-    """Return the commands ``allranks ...`` of a page's blocks, fenced or indented (without prose, which has backticks)."""
+    """Return the commands ``allranks ...`` of a page's blocks, fenced or indented (prose has backticks)."""
     text = re.sub(r"\\\n\s*", " ", page.read_text())
     fenced = re.findall(r"^ *```\w*\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
     lines = [*"".join(fenced).splitlines(), *re.findall(r"^ {4,}([^`\n]*)$", text, re.MULTILINE)]

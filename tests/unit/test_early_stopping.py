@@ -108,8 +108,10 @@ BASE: dict[str, Any] = {"model": {"name": "tiny:mistral"}, "data": {"source": "b
         ({"eval": {"patience": 0, "every": 5}}, r"eval\.patience: expected int >= 1"),
         ({"eval": {"min_delta": -1}}, r"eval\.min_delta: expected float >= 0"),
         ({"checkpoint": {"keep_best": True, "every": 5}}, r"checkpoint\.keep_best needs evaluations"),
-        ({"checkpoint": {"keep_best": True}, "eval": {"every": 5}}, r"checkpoint\.every is null, eval\.every is 5; set checkpoint\.every: 5"),
-        ({"checkpoint": {"keep_best": True, "every": 4}, "eval": {"every": 6}}, r"checkpoint\.every is 4, eval\.every is 6"),
+        ({"checkpoint": {"keep_best": True}, "eval": {"every": 5}},
+         r"checkpoint\.every is null, eval\.every is 5; set checkpoint\.every: 5"),
+        ({"checkpoint": {"keep_best": True, "every": 4}, "eval": {"every": 6}},
+         r"checkpoint\.every is 4, eval\.every is 6"),
         ({"checkpoint": {"keep_best": True, "mode": "none"}, "eval": {"every": 6}}, r"checkpoint\.mode is none"),
         (
             {"checkpoint": {"keep_best": True, "every": 6, "at_end": False}, "eval": {"every": 6}},

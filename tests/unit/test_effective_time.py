@@ -58,7 +58,8 @@ OWN_FAILED = AttemptRecord(began=100.0, verdict=122.0, faults=[121.0])
         ),
         pytest.param(
             FIRST + SECOND, {1: KILLED, 2: AGAIN}, [99.0, 118.05],
-            [ONE, {k: 3.9 if k == "startup" else s for k, s in TWO.items() if k != "restart"}], id="resumed by the user",
+            [ONE, {k: 3.9 if k == "startup" else s for k, s in TWO.items() if k != "restart"}],
+            id="resumed by the user",
         ),
         pytest.param(
             FIRST + LOGGED, {1: KILLED, 2: AGAIN}, [99.0],

@@ -197,7 +197,8 @@ def test_copy_tests_are_kept_for_the_same_gpus_and_driver(tmp_path: Path) -> Non
 CHILD = """
 import json, sys, time
 request = json.loads(sys.argv[sys.argv.index("--json-args") + 1])
-for pair, end in (("GPU0-GPU1", "ok"), ("GPU0-GPU2", "hang"), ("GPU1-GPU0", "ok"), ("GPU3-GPU0", "wrong"), ("GPU1-GPU2", "die")):
+ends = {"GPU0-GPU1": "ok", "GPU0-GPU2": "hang", "GPU1-GPU0": "ok", "GPU3-GPU0": "wrong", "GPU1-GPU2": "die"}
+for pair, end in ends.items():
     if pair in request["skip"]:
         continue
     print("begin", pair, flush=True)

@@ -1,5 +1,4 @@
-"""Failures 21 to 40 that need neither ranks nor nodes, or GPUs that are not here: those are replayed from the lines
-that they leave."""
+"""Failures 21 to 40 that need neither ranks nor nodes; those that need GPUs are replayed from their output."""
 
 import os
 import subprocess
@@ -32,7 +31,11 @@ def found_in(tmp_path: Path, *lines: str) -> Diagnosis:
 
 INIT = [
     *(f"n1:70{r}:70{r} [{r}] NCCL INFO Bootstrap : Using ib0:10.2.0.1<0>" for r in (0, 1)),
-    *(f"n1:70{r}:71{r} [{r}] NCCL INFO Channel 0{c} : {r}[{r}] -> {1 - r}[{1 - r}] [send] via NET/IB/0" for r in (0, 1) for c in (0, 1)),
+    *(
+        f"n1:70{r}:71{r} [{r}] NCCL INFO Channel 0{c} : {r}[{r}] -> {1 - r}[{1 - r}] [send] via NET/IB/0"
+        for r in (0, 1)
+        for c in (0, 1)
+    ),
     *((
         f"n1:70{r}:71{r} [{r}] NCCL INFO ncclCommInitRank comm 0x5{r} rank {r} nranks 2 cudaDev {r} busId {r + 1}000 - "
         "Init COMPLETE"
@@ -118,8 +121,7 @@ echo '7;is UP'
 def test_sbatch_is_given_the_secrets_that_its_script_does_not_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: str
 ) -> None:
-    """In the place of Slurm's commands stand programs that write down their environment; the real ones are tried in the
-    box."""
+    """Programs in the place of Slurm's commands write down their environment; the box tries the real ones."""
     (tmp_path / "bin").mkdir()
     for name in ("sbatch", "scontrol"):
         (tmp_path / "bin" / name).write_text(STANDS_FOR_SLURM.format(there=tmp_path))

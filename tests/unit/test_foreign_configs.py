@@ -69,7 +69,8 @@ main_process_ip: 10.0.0.1
 tpu_env: []
 """
 DEEPSPEED = """{
-\t"zero_optimization": {"stage": 2, "overlap_comm": true, "reduce_bucket_size": "auto", "offload_param": {"device": "cpu"}},
+\t"zero_optimization": {"stage": 2, "overlap_comm": true, "reduce_bucket_size": "auto", \
+"offload_param": {"device": "cpu"}},
 \t"fp16": {"enabled": true},
 \t"gradient_accumulation_steps": 4, "train_batch_size": 64, "gradient_clipping": 0,
 \t"optimizer": {"type": "AdamW", "params": {"lr": 3e-5, "betas": [0.8, 0.999]}},
@@ -122,7 +123,10 @@ CASES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
                 "warmup_steps": 5,
             },
         },
-        ["2 zero_optimization.offload_param.device", "3 fp16.enabled", "4 train_batch_size", "5 optimizer.params.betas"],
+        [
+            "2 zero_optimization.offload_param.device", "3 fp16.enabled", "4 train_batch_size",
+            "5 optimizer.params.betas",
+        ],
     ),
 }  # fmt: skip
 

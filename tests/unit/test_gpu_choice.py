@@ -1,5 +1,4 @@
-"""Which GPU a rank gets, or why it gets none: NVIDIA, MIG, AMD, a build of torch for another device. No GPU is
-needed."""
+"""Which GPU a rank gets, or why it gets none: NVIDIA, MIG, AMD, a torch for another device. Needs no GPU."""
 
 import dataclasses
 import os
@@ -35,7 +34,9 @@ GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5d5ba0d6)
 GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-77)
 END
 ;;
-*) echo "0, GPU-5d5ba0d6, NVIDIA A100-SXM4-40GB, 40960, Enabled"; echo "1, GPU-77, NVIDIA A100-SXM4-40GB, 40960, Disabled";;
+*)
+echo "0, GPU-5d5ba0d6, NVIDIA A100-SXM4-40GB, 40960, Enabled"
+echo "1, GPU-77, NVIDIA A100-SXM4-40GB, 40960, Disabled";;
 esac
 """
 

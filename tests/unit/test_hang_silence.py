@@ -191,18 +191,13 @@ def test_a_program_raises_its_alarm_once_and_withdraws_it(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("device", "phase", "does", "silent"),
     [
-        ("cuda", "build", "waits for the GPU", True),
-        ("cuda", "first step", "waits for the GPU", True),
-        ("cuda", "prepare", "tokenizes", False),
-        ("cuda", "first step", "compiles in a child", False),
-        ("cuda", "build", "calls collectives", False),
-        ("cuda", "evaluate", "writes lines", False),
-        ("cuda", "save", "reads", False),
-        ("cpu", "prepare", "computes", False),
-        ("cpu", "prepare", "reads", False),
+        ("cuda", "build", "waits for the GPU", True), ("cuda", "first step", "waits for the GPU", True),
+        ("cuda", "prepare", "tokenizes", False), ("cuda", "first step", "compiles in a child", False),
+        ("cuda", "build", "calls collectives", False), ("cuda", "evaluate", "writes lines", False),
+        ("cuda", "save", "reads", False), ("cpu", "prepare", "computes", False), ("cpu", "prepare", "reads", False),
         ("cpu", "prepare", "does next to nothing", True),
     ],
-)
+)  # fmt: skip
 def test_in_long_phases_a_process_that_works_is_not_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, phase: str, does: str, silent: bool
 ) -> None:
@@ -399,7 +394,8 @@ def test_limits() -> None:
     assert of(600, None, **script) is None
 
 
-DUMP = 'Thread 0x01 (most recent call first):\n  File "{}", line {} in f\n  File "/home/u/{}/train.py", line 1 in <module>\n'
+DUMP = 'Thread 0x01 (most recent call first):\n  File "{}", line {} in f\n'
+DUMP += '  File "/home/u/{}/train.py", line 1 in <module>\n'
 SECRET = "hf_" + "0123456789abcdefghij"  # a token stands in a path, and so in every frame
 
 
@@ -453,8 +449,7 @@ SLEEPS, SPINS = "import time; print('on', flush=True); time.sleep(60)", "print('
 
 
 def test_a_rank_that_works_on_its_answer_is_given_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On an overloaded node the flight recorder's dump takes longer than usual; a rank that is blocked uses no CPU
-    time."""
+    """On an overloaded node the flight recorder's dump takes longer; a rank that is blocked uses no CPU time."""
     page = HeartbeatPage()
     os.write(page.stacks, b"in _run_module_as_main")
     monkeypatch.setattr(collect, "ANSWER_S", 0.1)

@@ -29,7 +29,8 @@ import torch.distributed
 before = page.read().alive_beats
 time.sleep(0.2)
 after = page.read()
-print(any(t.name == "allranks-pulse" for t in threading.enumerate()), after.alive_beats > before, repr(after.monitor_error))
+pulses = any(t.name == "allranks-pulse" for t in threading.enumerate())
+print(pulses, after.alive_beats > before, repr(after.monitor_error))
 """
 
 

@@ -14,9 +14,9 @@ from tests.unit.test_slurm_commands import AWAY, NOT_KNOWN, saying, stub
 
 # Recorded with 22.05; the script's arguments and the comment contain keys.
 JOB = (
-    "JobId={raw} {array}JobName=my job UserId=ann(1000) GroupId=g(1) Priority=1 JobState={state} Reason=None ExitCode={code} "
-    "NodeList=gpu[07-09] BatchHost=gpu07 Command={folder}/a.sh x WorkDir=/q StdErr=/z WorkDir={folder} Comment=hello "
-    "StdOut=/x y  StdErr={folder}/{err} StdIn=/dev/null StdOut={folder}/{out} Power= \n"
+    "JobId={raw} {array}JobName=my job UserId=ann(1000) GroupId=g(1) Priority=1 JobState={state} Reason=None "
+    "ExitCode={code} NodeList=gpu[07-09] BatchHost=gpu07 Command={folder}/a.sh x WorkDir=/q StdErr=/z WorkDir={folder} "
+    "Comment=hello StdOut=/x y  StdErr={folder}/{err} StdIn=/dev/null StdOut={folder}/{out} Power= \n"
 )
 
 
@@ -97,8 +97,9 @@ def test_what_is_unknown_is_said(tmp_path: Path, job: str, answer: Any, error: t
 @pytest.mark.parametrize(
     ("line", "script"),
     [
-        ("job.sh -N 2", "job.sh"), ("-N 2 -t1:00 job.sh", "job.sh"), ("-W --exclusive job.sh", "job.sh"), ("-N1 : -N 2 job.sh a", "job.sh"),
-        ("--parsable --gres gpu:2 -- job.sh", "job.sh"), ("-J name", None), ("--wrap hostname", None), ("-vQ -p main job.sh", "job.sh"),
+        ("job.sh -N 2", "job.sh"), ("-N 2 -t1:00 job.sh", "job.sh"), ("-W --exclusive job.sh", "job.sh"),
+        ("-N1 : -N 2 job.sh a", "job.sh"), ("--parsable --gres gpu:2 -- job.sh", "job.sh"), ("-J name", None),
+        ("--wrap hostname", None), ("-vQ -p main job.sh", "job.sh"),
     ],
 )  # fmt: skip
 def test_the_script_is_told_from_the_options_of_sbatch(line: str, script: str | None) -> None:

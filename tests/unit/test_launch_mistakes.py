@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -37,6 +38,7 @@ SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "i
 LAYERS = [*(f"self_attn.{name}_proj" for name in "qkvo"), *(f"mlp.{name}_proj" for name in ("gate", "up", "down"))]
 LLAMA = {"model_type": "llama", "vocab_size": 300, "num_key_value_heads": 2, "max_position_embeddings": 128, **SIZES}
 GPT2 = {"model_type": "gpt2", "vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
+MAMBA = {"model_type": "mamba", "vocab_size": 300}
 BERT = {"model_type": "bert", "architectures": ["BertModel"], "vocab_size": 300, "max_position_embeddings": 64, **SIZES}
 
 
@@ -69,55 +71,119 @@ def lora(**more: Any) -> dict[str, Any]:
     return {"adapter": {"type": "lora", **more}}
 
 
+def of_type(kind: str, **more: Any) -> dict[str, Any]:
+    return {"model_type": kind, "vocab_size": 300, **more}
+
+
+def chat(*contents: str) -> dict[str, Any]:
+    return {"messages": [{"role": r, "content": c} for r, c in zip(("user", "assistant"), contents, strict=False)]}
+
+
 def rows_with(number: int, **values: Any) -> list[dict[str, Any]]:
     return [row | values if i == number else row for i, row in enumerate(ROWS)]
 
 
-CHATS = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}] * 20
+CHATS = [chat("a", "b")] * 20
 LABELLED = [{"text": f"row {i}", "label": i % 2} for i in range(40)]
 NEWS = {"source": "builtin:news", "template": "classification"}
-# name: (config of the model or its name, sections, rows, error, words)
+EAGER = {"model": {"attention": "eager"}}
+UNPACKED = {**EAGER, "data": {"packing": "none"}}
 Case = tuple[dict[str, Any] | str, dict[str, Any], list[dict[str, Any]], type[AllranksError], str]
+
+
+def wrong_spec(
+    words: str,
+    config: dict[str, Any] | str = LLAMA,
+    rows: list[dict[str, Any]] = ROWS,
+    error: type[AllranksError] = SpecError,
+    **sections: Any,
+) -> Case:
+    """Return a case: the config of the model or its name, the spec's sections, the rows; the error with its words."""
+    return config, sections, rows, error, words
+
+
+wrong_data = partial(wrong_spec, error=DataError)
 MISTAKES: dict[str, Case] = {
-    "token id beyond the vocabulary": (LLAMA | {"vocab_size": 250}, {}, ROWS, SpecError, r"token '<last>' with the id 299, but .* ends at 249"),
-    "longer than the positions of gpt2": (GPT2, {"data": {"max_length": 65}}, ROWS, SpecError, r"max_length is 65, but .* has 64 positions"),
-    "longer than the positions of roberta": (BERT | {"model_type": "roberta", "max_position_embeddings": 66, "pad_token_id": 1}, {"data": {"max_length": 65, "template": "classification"}}, LABELLED, SpecError, r"has 64 positions"),
-    "encoder-decoder": ({"model_type": "t5", "vocab_size": 300, "is_encoder_decoder": True}, {}, ROWS, SpecError, r"a t5 is an encoder-decoder"),
-    "encoder-decoder by its type": ({"model_type": "bart", "vocab_size": 300}, {}, ROWS, SpecError, r"a bart is an encoder-decoder"),
-    "encoder-decoder, what is supported": ({"model_type": "t5", "vocab_size": 300}, {}, ROWS, SpecError, r"does not train; supported are causal .*script\.path"),
-    "images": ({"model_type": "llama4", "vocab_size": 300}, {}, ROWS, SpecError, r"a llama4 also reads or writes images or audio.*documentation lists the tested ones"),
-    "images by the config": (LLAMA | {"vision_config": {"depth": 2}}, {}, ROWS, SpecError, r"a llama also reads .* images"),
-    "images, the language model alone": ({"model_type": "gemma3", "vocab_size": 300}, {}, ROWS, SpecError, r"use its language model alone \(gemma3_text\)"),
-    "speech": ({"model_type": "whisper", "vocab_size": 300, "is_encoder_decoder": True}, {}, ROWS, SpecError, r"a whisper is an encoder-decoder"),
-    "packed rows of attention that does not separate them": (LLAMA | {"model_type": "opt"}, {}, ROWS, SpecError, r"packing is isolated, but in .* \(opt\) rows of one sequence would .*data\.packing: none"),
-    "packed rows of a state-space model": ({"model_type": "mamba", "vocab_size": 300}, {"model": {"attention": "eager"}}, ROWS, SpecError, r"\(mamba\) rows of one sequence.*tested with model\.attention: eager, data\.packing: none, with LoRA adapter\.targets: \[in_proj, x_proj\]"),
-    "adapters everywhere in a state-space model": ({"model_type": "mamba", "vocab_size": 300}, {"model": {"attention": "eager"}, "data": {"packing": "none"}, **lora(targets=None)}, ROWS, SpecError, r"targets null adapts every linear layer, which does not work for .* \(mamba\): PEFT refuses out_proj .*set adapter\.targets: \[in_proj, x_proj\]"),
-    "an adapter that PEFT refuses": ({"model_type": "mamba", "vocab_size": 300}, {"model": {"attention": "eager"}, "data": {"packing": "none"}, **lora(targets=["in_proj", "mixer.out_proj"])}, ROWS, SpecError, r"targets names mixer\.out_proj, which does not work"),
-    "masked language model on text": (BERT | {"architectures": ["BertForMaskedLM"]}, {"data": {"template": "alpaca", "max_length": 32}}, ROWS, DataError, r"is trained as a classifier; set data.template: classification"),
-    "bare encoder on text": (BERT, {"data": {"max_length": 32}}, ROWS, DataError, r"is trained as a classifier"),
-    "labels for a language model": (LLAMA, {"data": {"template": "classification"}}, LABELLED, DataError, r"is a causal language model"),
-    "misspelt attention": (LLAMA, {"model": {"attention": "spda"}}, ROWS, SpecError, r"'spda'; did you mean 'sdpa'"),
-    "attention that the model lacks": ({"model_type": "mamba", "vocab_size": 300}, {}, ROWS, SpecError, r"attention sdpa: .* \(mamba\) does not have it in transformers; set model\.attention: eager"),
-    "flash attention on CPUs": (LLAMA, {"model": {"attention": "flash_attention_2"}, "train": {"micro_batch_size": 1}}, ROWS, SpecError, r"needs a GPU"),
-    "misspelt adapter target": (LLAMA, lora(targets=["q_porj", "v_proj"]), ROWS, SpecError, r"no module 'q_porj'; did you mean 'q_proj'\? \(its modules are named down_proj, embed_tokens"),
-    "misspelt adapter target of a tiny model": ("tiny:mistral", lora(targets=["qproj"]), ROWS, SpecError, r"no module 'qproj'; did you mean 'q_proj'"),
-    "all-linear in a list": (LLAMA, lora(targets=["all-linear"]), ROWS, SpecError, r"null adapts every linear layer"),
-    "misspelt module to save": (LLAMA, lora(modules_to_save=["embed_token"]), ROWS, SpecError, r"modules_to_save: .* 'embed_token'; did you mean 'embed_tokens'"),
-    "half of a surrogate pair": (LLAMA, {}, rows_with(23, output="a\ud83db"), DataError, r"row 23, column 'output': character 1 is \\ud83d"),
-    "half of a surrogate pair in a chat": (LLAMA, {}, [*CHATS[:3], {"messages": [{"role": "user", "content": "\udc00"}, {"role": "assistant", "content": "b"}]}], DataError, r"row 3, column 'messages'"),
-    "a list where text belongs": (LLAMA, {}, rows_with(31, output=["a"]), DataError, r"data.source .*, row 31, column 'output': expected text, found a list"),
-    "chat without an answer": (LLAMA, {}, [*CHATS, {"messages": [{"role": "user", "content": "a"}]}], DataError, r"row 20: chat without an assistant message"),
-    "row without a label": (BERT, {"data": {"max_length": 32}}, [*LABELLED, {"text": "a", "label": None}], DataError, r"row 40, column 'label': the label is missing"),
-    "one class only": (BERT, {"data": {"max_length": 32}}, [row | {"label": 1} for row in LABELLED], DataError, r"at least two label values"),
-    "package of a logger": (LLAMA, {"observe": {"wandb": True}}, ROWS, EnvironmentNotAble, r"missing wandb; pip install 'allranks\[wandb\]'"),
-    "seed too large": (LLAMA, {"train": {"seed": 2**70}}, ROWS, SpecError, r"train.seed: .*4294967294"),
-    "data seed negative": (LLAMA, {"data": {"seed": -1}}, ROWS, SpecError, r"data.seed"),
-    "misspelt template": ("tiny:mistral", {"data": {"source": "some/set", "template": "alpca"}}, ROWS, SpecError, r"data\.template: unknown template 'alpca'; did you mean 'alpaca'"),
-    "template file that is not there": ("tiny:mistral", {"data": {"source": "some/set", "template": "nowhere.j2"}}, ROWS, DataError, r"data\.template nowhere\.j2: there is no such file"),
-    "template file of a built-in set": ("tiny:mistral", {"data": {"source": "builtin:instructions", "template": "nowhere.jinja"}}, ROWS, DataError, r"nowhere\.jinja: there is no such file"),
-    "misspelt column": ("tiny:bert", {"data": {**NEWS, "columns": {"label": "lable"}}}, ROWS, DataError, r"there is no column 'lable' \(data\.columns\.label\); did you mean 'label'"),
-    "misspelt built-in set": ("tiny:mistral", {"data": {"source": "builtin:instructons"}}, ROWS, DataError, r"did you mean builtin:instructions"),
-    "evaluation file that is not there": ("tiny:mistral", {"eval": {"source": "nowhere.json"}}, ROWS, DataError, r"eval\.source nowhere\.json: there is no such file"),
+    "token id beyond the vocabulary": wrong_spec(
+        r"token '<last>' with the id 299, but .* ends at 249", LLAMA | {"vocab_size": 250}),
+    "longer than the positions of gpt2": wrong_spec(
+        r"max_length is 65, but .* has 64 positions", GPT2, data={"max_length": 65}),
+    "longer than the positions of roberta": wrong_spec(
+        r"has 64 positions", BERT | {"model_type": "roberta", "max_position_embeddings": 66, "pad_token_id": 1},
+        rows=LABELLED, data={"max_length": 65, "template": "classification"}),
+    "encoder-decoder": wrong_spec(r"a t5 is an encoder-decoder", of_type("t5", is_encoder_decoder=True)),
+    "encoder-decoder by its type": wrong_spec(r"a bart is an encoder-decoder", of_type("bart")),
+    "encoder-decoder, what is supported": wrong_spec(
+        r"does not train; supported are causal .*script\.path", of_type("t5")),
+    "images": wrong_spec(
+        r"a llama4 also reads or writes images or audio.*documentation lists the tested ones", of_type("llama4")),
+    "images by the config": wrong_spec(r"a llama also reads .* images", LLAMA | {"vision_config": {"depth": 2}}),
+    "images, the language model alone": wrong_spec(r"use its language model alone \(gemma3_text\)", of_type("gemma3")),
+    "speech": wrong_spec(r"a whisper is an encoder-decoder", of_type("whisper", is_encoder_decoder=True)),
+    "packed rows of attention that does not separate them": wrong_spec(
+        r"packing is isolated, but in .* \(opt\) rows of one sequence would .*data\.packing: none",
+        LLAMA | {"model_type": "opt"}),
+    "packed rows of a state-space model": wrong_spec(
+        r"\(mamba\) rows of one sequence.*tested with model\.attention: eager, data\.packing: none, "
+        r"with LoRA adapter\.targets: \[in_proj, x_proj\]", MAMBA, **EAGER),
+    "adapters everywhere in a state-space model": wrong_spec(
+        r"targets null adapts every linear layer, which does not work for .* \(mamba\): PEFT refuses out_proj "
+        r".*set adapter\.targets: \[in_proj, x_proj\]", MAMBA, **UNPACKED, **lora(targets=None)),
+    "an adapter that PEFT refuses": wrong_spec(
+        r"targets names mixer\.out_proj, which does not work", MAMBA, **UNPACKED,
+        **lora(targets=["in_proj", "mixer.out_proj"])),
+    "masked language model on text": wrong_data(
+        r"is trained as a classifier; set data.template: classification", BERT | {"architectures": ["BertForMaskedLM"]},
+        data={"template": "alpaca", "max_length": 32}),
+    "bare encoder on text": wrong_data(r"is trained as a classifier", BERT, data={"max_length": 32}),
+    "labels for a language model": wrong_data(
+        r"is a causal language model", rows=LABELLED, data={"template": "classification"}),
+    "misspelt attention": wrong_spec(r"'spda'; did you mean 'sdpa'", model={"attention": "spda"}),
+    "attention that the model lacks": wrong_spec(
+        r"attention sdpa: .* \(mamba\) does not have it in transformers; set model\.attention: eager", MAMBA),
+    "flash attention on CPUs": wrong_spec(
+        r"needs a GPU", model={"attention": "flash_attention_2"}, train={"micro_batch_size": 1}),
+    "misspelt adapter target": wrong_spec(
+        r"no module 'q_porj'; did you mean 'q_proj'\? \(its modules are named down_proj, embed_tokens",
+        **lora(targets=["q_porj", "v_proj"])),
+    "misspelt adapter target of a tiny model": wrong_spec(
+        r"no module 'qproj'; did you mean 'q_proj'", "tiny:mistral", **lora(targets=["qproj"])),
+    "all-linear in a list": wrong_spec(r"null adapts every linear layer", **lora(targets=["all-linear"])),
+    "misspelt module to save": wrong_spec(
+        r"modules_to_save: .* 'embed_token'; did you mean 'embed_tokens'", **lora(modules_to_save=["embed_token"])),
+    "half of a surrogate pair": wrong_data(
+        r"row 23, column 'output': character 1 is \\ud83d", rows=rows_with(23, output="a\ud83db")),
+    "half of a surrogate pair in a chat": wrong_data(
+        r"row 3, column 'messages'", rows=[*CHATS[:3], chat("\udc00", "b")]),
+    "a list where text belongs": wrong_data(
+        r"data.source .*, row 31, column 'output': expected text, found a list", rows=rows_with(31, output=["a"])),
+    "chat without an answer": wrong_data(
+        r"row 20: chat without an assistant message", rows=[*CHATS, chat("a")]),
+    "row without a label": wrong_data(
+        r"row 40, column 'label': the label is missing", BERT, rows=[*LABELLED, {"text": "a", "label": None}],
+        data={"max_length": 32}),
+    "one class only": wrong_data(
+        r"at least two label values", BERT, rows=[row | {"label": 1} for row in LABELLED], data={"max_length": 32}),
+    "package of a logger": wrong_spec(
+        r"missing wandb; pip install 'allranks\[wandb\]'", error=EnvironmentNotAble, observe={"wandb": True}),
+    "seed too large": wrong_spec(r"train.seed: .*4294967294", train={"seed": 2**70}),
+    "data seed negative": wrong_spec(r"data.seed", data={"seed": -1}),
+    "misspelt template": wrong_spec(
+        r"data\.template: unknown template 'alpca'; did you mean 'alpaca'", "tiny:mistral",
+        data={"source": "some/set", "template": "alpca"}),
+    "template file that is not there": wrong_data(
+        r"data\.template nowhere\.j2: there is no such file", "tiny:mistral",
+        data={"source": "some/set", "template": "nowhere.j2"}),
+    "template file of a built-in set": wrong_data(
+        r"nowhere\.jinja: there is no such file", "tiny:mistral",
+        data={"source": "builtin:instructions", "template": "nowhere.jinja"}),
+    "misspelt column": wrong_data(
+        r"there is no column 'lable' \(data\.columns\.label\); did you mean 'label'", "tiny:bert",
+        data={**NEWS, "columns": {"label": "lable"}}),
+    "misspelt built-in set": wrong_data(
+        r"did you mean builtin:instructions", "tiny:mistral", data={"source": "builtin:instructons"}),
+    "evaluation file that is not there": wrong_data(
+        r"eval\.source nowhere\.json: there is no such file", "tiny:mistral", eval={"source": "nowhere.json"}),
 }  # fmt: skip
 
 

@@ -1,5 +1,4 @@
-"""What is read in the output of a user's own program: lines as the libraries print them, and lines that nobody should
-print."""
+"""What is read in the output of a user's program: lines as libraries print them, and lines that nobody should print."""
 
 import json
 import time

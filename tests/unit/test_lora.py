@@ -110,7 +110,7 @@ def test_backward_keeps_the_input_once_and_nothing_of_the_outputs_width() -> Non
     attention = model.base_model.model.model.layers[0].self_attn
     x = torch.randn(2, 9, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
     kept: list[torch.Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):  # type: ignore[func-returns-value]
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t), t)[1], lambda t: t):
         outputs = [attention.q_proj(x), attention.k_proj(x), attention.v_proj(x)]
     weights = {p.data_ptr() for p in model.parameters()}
     own = {t.data_ptr(): t.shape for t in kept if t.data_ptr() not in weights}
@@ -209,7 +209,9 @@ def _adapters(module: torch.nn.Module) -> list[torch.nn.Parameter]:
 
 
 MOE: dict[str, dict[str, Any]] = {
-    "glm4_moe": {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "first_k_dense_replace": 0},
+    "glm4_moe": {
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "first_k_dense_replace": 0,
+    },
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
 }  # fmt: skip
@@ -231,7 +233,7 @@ def test_adapters_of_experts_equal_peft(kind: str, grouped: bool, monkeypatch: p
         monkeypatch.setattr(GpuGroups, "fits", lambda *_: True)
     calls: list[int] = []
     apply = lora_experts.GroupedLoRA.apply
-    monkeypatch.setattr(lora_experts.GroupedLoRA, "apply", lambda *a: (calls.append(1), apply(*a))[1])  # type: ignore[func-returns-value]
+    monkeypatch.setattr(lora_experts.GroupedLoRA, "apply", lambda *a: (calls.append(1), apply(*a))[1])
     assert_close(results(model, ids), theirs)
     assert len(calls) == 4
     with torch.no_grad(), model.disable_adapter():

@@ -232,12 +232,14 @@ def test_the_router_loss_is_what_is_asked_for_or_refused() -> None:
         router_coefficient(dense, 0.1)
 
 
-MIXTRAL = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_key_value_heads": 8, "vocab_size": 32000,
-           "num_local_experts": 8, "num_experts_per_tok": 2}  # fmt: skip
+MIXTRAL = {
+    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_key_value_heads": 8,
+    "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2,
+}  # fmt: skip
 GLM_AIR = {
-    "hidden_size": 4096, "intermediate_size": 10944, "moe_intermediate_size": 1408, "num_hidden_layers": 46, "num_attention_heads": 96,
-    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151552, "n_routed_experts": 128, "num_experts_per_tok": 8, "n_shared_experts": 1,
-    "first_k_dense_replace": 1, "attention_bias": True,
+    "hidden_size": 4096, "intermediate_size": 10944, "moe_intermediate_size": 1408, "num_hidden_layers": 46,
+    "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151552, "n_routed_experts": 128,
+    "num_experts_per_tok": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "attention_bias": True,
 }  # fmt: skip
 
 

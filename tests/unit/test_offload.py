@@ -1,5 +1,4 @@
-"""With ``offload: optimizer`` gradients go to the host and new weights come back; the host keeps its copy of the
-weights."""
+"""With ``offload: optimizer`` gradients go to the host, new weights come back; the host keeps its copy of them."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -185,8 +185,8 @@ def hang(attempt: Attempt, noticed: float) -> None:
     alarm = {"node": 1, "host": "n1", "rank": 1, "phase": "train", "part": "", "step": 4, "since": 1.0, "limit_s": 5.0}
     write_json(
         attempt.run.hang_report(1),
-        {"attempt": 1, "kind": "dataloader_hang", "sentence": "rank 1 on n1 stalled in read", "stalled": [], "waiting": [],
-         "alarm": {**alarm, "time": noticed}, "judged": noticed + 1},
+        {"attempt": 1, "kind": "dataloader_hang", "sentence": "rank 1 on n1 stalled in read", "stalled": [],
+         "waiting": [], "alarm": {**alarm, "time": noticed}, "judged": noticed + 1},
     )  # fmt: skip
 
 

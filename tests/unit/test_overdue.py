@@ -1,5 +1,4 @@
-"""A job that Slurm holds although its run folder says that it is over: what is to be seen, and when it is acted
-upon."""
+"""A job that Slurm holds although its run folder says that it is over: what is seen, and when it is acted upon."""
 
 import socket
 import time

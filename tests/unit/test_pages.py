@@ -89,8 +89,9 @@ def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 SHOWN = "document.querySelectorAll('.scatterlayer .trace, .barlayer .trace').length"
 CLICK_ALL = "document.querySelectorAll('button, summary, nav a').forEach((e) => e.click())"
-UNTITLED = """[...document.querySelectorAll('.plot')].filter((p) => Object.keys(p.layout).filter((k) => k.startsWith('yaxis'))
-  .length !== [...p.querySelectorAll('.annotation')].filter((a) => a.textContent).length).map((p) => p.id)"""
+UNTITLED = """[...document.querySelectorAll('.plot')].filter((p) =>
+  Object.keys(p.layout).filter((k) => k.startsWith('yaxis')).length !==
+  [...p.querySelectorAll('.annotation')].filter((a) => a.textContent).length).map((p) => p.id)"""
 
 
 @pytest.mark.parametrize("width", [1400, 420])

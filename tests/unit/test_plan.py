@@ -166,19 +166,14 @@ def shape(plan: LaunchPlan) -> tuple[str, str, str, int]:
 @pytest.mark.parametrize(
     ("asked", "procs"),
     [
-        ("cluster.slurm.gpus_per_node=4", 4),
-        ("cluster.slurm.gres=gpu:a100:2", 2),
-        ("cluster.slurm.gres='gpu:a100:2,gpu:v100:2,nvme:1'", 4),
-        ("cluster.slurm.gres=gpu", 1),
-        ("cluster.slurm.gres=shard:4", 1),
-        ("cluster.slurm.extra=['--gres=gpu:h100:3']", 3),
-        ("cluster.slurm.extra=['--gpus-per-node=h100:4']", 4),
-        ("cluster.slurm.extra=['--gpus-per-task=4']", 4),
-        ("cluster.slurm.extra=['--gpus=8']", 4),
-        ("cluster.slurm.extra=['-G8']", 4),
+        ("cluster.slurm.gpus_per_node=4", 4), ("cluster.slurm.gres=gpu:a100:2", 2),
+        ("cluster.slurm.gres='gpu:a100:2,gpu:v100:2,nvme:1'", 4), ("cluster.slurm.gres=gpu", 1),
+        ("cluster.slurm.gres=shard:4", 1), ("cluster.slurm.extra=['--gres=gpu:h100:3']", 3),
+        ("cluster.slurm.extra=['--gpus-per-node=h100:4']", 4), ("cluster.slurm.extra=['--gpus-per-task=4']", 4),
+        ("cluster.slurm.extra=['--gpus=8']", 4), ("cluster.slurm.extra=['-G8']", 4),
         ("cluster.slurm.extra=['--gpus=a100:6']", 3),
     ],
-)
+)  # fmt: skip
 def test_gpus_that_the_allocation_asks_for_decide_on_any_login_node(asked: str, procs: int, own_gpus: int) -> None:
     made = plan_of(spec_of(asked), own_gpus=own_gpus)
     assert shape(made) == ("cuda", "nccl", "bfloat16", procs)

@@ -1,4 +1,4 @@
-"""Strategies and launchers of installed packages: found by their entry point, used as built-in ones, in nobody's way."""
+"""Strategies and launchers of installed packages: their entry points are found, broken ones disturb nothing."""
 
 import os
 import subprocess

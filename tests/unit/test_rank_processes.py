@@ -150,8 +150,7 @@ pathlib.Path("left").write_text(" ".join(str(process.pid) for process in left))
 def test_what_a_rank_leaves_in_its_session_is_ended(
     node: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stranger: object, end: str
 ) -> None:
-    """Also a child with a process group of its own, as a shell with job control makes them, or with a session of its
-    own."""
+    """Also a child with a process group of its own, as a shell with job control makes them, or with its own session."""
     monkeypatch.setattr(processes, "LEFTOVER_GRACE_S", 0.3)
     one, left = node(LEAVES + end), tmp_path / "left"
     until(lambda: left.exists() and left.read_text())
@@ -193,8 +192,7 @@ while not os.path.exists("end"):
 
 @pytest.mark.parametrize(("grace_s", "rank_ends"), [(0.5, False), (600.0, True)])
 def test_what_a_killed_agent_left_is_ended(tmp_path: Path, stranger: object, grace_s: float, rank_ends: bool) -> None:
-    """A child of this test stands for the agent. A rank has its grace period; what is left of a rank that has ended has
-    none."""
+    """A child of this test stands for the agent. A rank has its grace period; what an ended rank left has none."""
     command = [sys.executable, "-c", AGENT, str(grace_s), RANK]
     agent = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     try:
@@ -389,8 +387,7 @@ def test_a_module_runs_as_python_runs_it(tmp_path: Path, name: str, file: str) -
 
 
 def test_a_script_runs_as_python_runs_it(tmp_path: Path) -> None:
-    """It sees the modules beside it, but not those of its working directory, which would hide others of the same
-    name."""
+    """It sees the modules beside it, but not those of its working directory, which would hide others of that name."""
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "statistics.py").write_text("raise SystemExit('the wrong one')\n")
     (tmp_path / "beside.py").write_text("mine = True\n")

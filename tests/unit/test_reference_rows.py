@@ -23,7 +23,9 @@ from allranks.train.tasks import task_of, whole_model
 DATA: dict[str, dict[str, Any]] = {
     "isolated": {"data": {"source": "builtin:instructions", "subset": 90, "max_length": 80}},
     "wrapped": {"data": {"source": "builtin:instructions", "subset": 90, "max_length": 80, "packing": "wrapped"}},
-    "none": {"data": {"source": "builtin:reviews", "max_length": 40, "packing": "none", "template": "text", "subset": 90}},
+    "none": {
+        "data": {"source": "builtin:reviews", "max_length": 40, "packing": "none", "template": "text", "subset": 90},
+    },
     "whole": {"data": {"source": "builtin:instructions", "subset": 90, "max_length": 80, "mask_prompt": False}},
     "labels": {"data": {"source": "builtin:news", "subset": 90, "max_length": 40}, "model": {"name": "tiny:bert"}},
     "no held-out rows": {"data": {"source": "builtin:instructions", "max_length": 80, "eval_fraction": 0.0, "seed": 3}},

@@ -88,9 +88,9 @@ def test_a_complete_run_shows_all_its_parts(tmp_path: Path) -> None:
     assert write_report(run) == run.report
     for part in (
         "succeeded", "2 ranks on 1 node", "2 of 2", "515 rows, each used once", "held-out loss 7.700 → 2.100",
-        "exact match 0.0 % → 50.0 %", "real tokens / s 6,494", "10 of 10 steps", "What is 2 + 2?", "after step 10 ✓ right",
-        "OMP_NUM_THREADS", "307 (38% of the rows)", "The same on all 2 ranks.", "5.23.0", "4.6 MiB in 1 file",
-        "4 per rank x 2 ranks x 1 accumulated = 8 sequences",
+        "exact match 0.0 % → 50.0 %", "real tokens / s 6,494", "10 of 10 steps", "What is 2 + 2?",
+        "after step 10 ✓ right", "OMP_NUM_THREADS", "307 (38% of the rows)", "The same on all 2 ranks.", "5.23.0",
+        "4.6 MiB in 1 file", "4 per rank x 2 ranks x 1 accumulated = 8 sequences",
     ):  # fmt: skip
         assert part in page.text, part
     assert list(page.figures) == [

@@ -83,7 +83,8 @@ def test_compiled_steps_are_only_bitwise_with_the_same_recomputation(run: RunDir
     [
         (("train.max_steps=8",), "has done its 8 steps"),
         (("train.max_steps=3",), "has done 8 steps already, and 3 are requested"),
-        (("train.max_steps=null", "train.epochs=0.5"), "has done 8 steps already, and 5 are requested; raise them with --set train.epochs"),
+        (("train.max_steps=null", "train.epochs=0.5"),
+         "has done 8 steps already, and 5 are requested; raise them with --set train.epochs"),
         (("adapter.r=8",), "was saved with adapter.r 4"),
         (("adapter={type: none}",), "was saved with adapter.type lora"),
         (("strategy.name=zero2",), "was written by pytorch_ddp, the plan has zero2"),
@@ -117,8 +118,7 @@ def test_allow_inexact_allows_what_can_go_on_at_all(run: RunDir) -> None:
 
 
 def test_another_number_of_ranks_keeps_the_global_batch(run: RunDir) -> None:
-    """The place in the data counts steps of so many sequences: with another batch, rows would be left out or seen
-    twice."""
+    """The place in the data counts steps of so many sequences: another batch would leave rows out or see them twice."""
     spec = go_on(run, "cluster.procs_per_node=1", allow_inexact=True)
     assert spec.train.global_batch_size == 4
     batch = planned(spec).batch

@@ -19,7 +19,8 @@ def run_data(name: str, losses: dict[int, float], tokens: int, spec: dict | None
         steps = [{**step, "step": n, "loss": v} for n, v in losses.items()]
         return read_history([{"event": "data", "time": START, "rank": rank, **data}, *steps])
 
-    return RunData(name, {}, {"world_size": 2}, {}, [], yaml.safe_dump(spec or {}), {0: history(0), 1: history(1)}, {}, {}, None)  # fmt: skip
+    text, histories = yaml.safe_dump(spec or {}), {0: history(0), 1: history(1)}
+    return RunData(name, {}, {"world_size": 2}, {}, [], text, histories, {}, {}, None)
 
 
 def compared(*data: RunData) -> RunComparison:

@@ -24,20 +24,22 @@ from allranks.utils.machine import machine_facts
 from tests.sampling import examples
 
 KINDS = [
-    "start", "phase", "data", "remark", "model", "proof", "eval", "checkpoint", "step", "error", "hang", "warning", "stop",
-    "exit", "trace", "batch", "other",
+    "start", "phase", "data", "remark", "model", "proof", "eval", "checkpoint", "step", "error", "hang", "warning",
+    "stop", "exit", "trace", "batch", "other",
 ]  # fmt: skip
 FIELDS = [
-    "name", "total_steps", "first_step", "rows_truncated", "tokens_cut", "rows_without_target", "rows_train", "rows_eval",
-    "sequences", "fill", "how", "seconds", "message", "type", "parameters", "parameters_trained", "device", "torch", "threads",
-    "world_size", "rows_checked", "weights_hash", "loss", "perplexity", "accuracy", "exact_match", "checked", "step", "mode",
-    "tokens", "time", "ranks", "host", "echo", "samples", "own_s", "own_backward_s", "step_time_s", "steps", "warnings",
+    "name", "total_steps", "first_step", "rows_truncated", "tokens_cut", "rows_without_target", "rows_train",
+    "rows_eval", "sequences", "fill", "how", "seconds", "message", "type", "parameters", "parameters_trained", "device",
+    "torch", "threads", "world_size", "rows_checked", "weights_hash", "loss", "perplexity", "accuracy", "exact_match",
+    "checked", "step", "mode", "tokens", "time", "ranks", "host", "echo", "samples", "own_s", "own_backward_s",
+    "step_time_s", "steps", "warnings",
 ]  # fmt: skip
 METRICS = [
-    "run_name", "status", "strategy", "world_size", "nodes", "device", "dtype", "model", "steps", "wall_time_s", "attempts",
-    "train_loss_first", "train_loss_last", "eval_loss", "eval_loss_first", "perplexity", "accuracy", "exact_match",
-    "exact_match_first", "tokens_real", "tokens_trained", "tokens_padded", "tokens_per_s", "tokens_per_s_per_rank",
-    "step_time_s", "epoch_s", "network", "mfu", "mfu_with_attention", "peak_memory_bytes", "sync_proof", "eval_s",
+    "run_name", "status", "strategy", "world_size", "nodes", "device", "dtype", "model", "steps", "wall_time_s",
+    "attempts", "train_loss_first", "train_loss_last", "eval_loss", "eval_loss_first", "perplexity", "accuracy",
+    "exact_match", "exact_match_first", "tokens_real", "tokens_trained", "tokens_padded", "tokens_per_s",
+    "tokens_per_s_per_rank", "step_time_s", "epoch_s", "network", "mfu", "mfu_with_attention", "peak_memory_bytes",
+    "sync_proof", "eval_s",
 ]  # fmt: skip
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

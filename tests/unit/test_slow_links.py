@@ -1,5 +1,4 @@
-"""Links are called slow or lossy on the kernel's evidence alone, never because a receiver or a whole network is
-slow."""
+"""Links are called slow or lossy on the kernel's evidence alone, never because a receiver or network is slow."""
 
 import math
 import socket

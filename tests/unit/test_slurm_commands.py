@@ -142,9 +142,10 @@ def test_job_states(state: str, expected: tuple[str, tuple[str, ...], int | None
 @pytest.mark.parametrize(
     ("gres", "gpus"),
     [
-        ("gpu:8", 8), ("gpu", 1), ("gpu:a100", 1), ("gpu:a100:4(S:0-1)", 4), ("gpu:a100:2,gpu:v100:2", 4), ("(null)", 0), (None, 0), ("", 0),
-        ("shard:8", 0), ("mps:400", 0), ("gpu:2,shard:16(S:0,1),mps:200", 2), ("gpu:tesla(S:0,1),nvme:1", 1), ("gres/gpu:h100=4", 4),
-        ("gres:gpu:2", 2), ("gpu:a100:no_consume:4", 4), ("gpu:0", 0), ("mygpu:4", 0), ("gpu:8(IDX:0-7)", 8),
+        ("gpu:8", 8), ("gpu", 1), ("gpu:a100", 1), ("gpu:a100:4(S:0-1)", 4), ("gpu:a100:2,gpu:v100:2", 4),
+        ("(null)", 0), (None, 0), ("", 0), ("shard:8", 0), ("mps:400", 0), ("gpu:2,shard:16(S:0,1),mps:200", 2),
+        ("gpu:tesla(S:0,1),nvme:1", 1), ("gres/gpu:h100=4", 4), ("gres:gpu:2", 2), ("gpu:a100:no_consume:4", 4),
+        ("gpu:0", 0), ("mygpu:4", 0), ("gpu:8(IDX:0-7)", 8),
     ],
 )  # fmt: skip
 def test_gpus_in_generic_resources(gres: str | None, gpus: int) -> None:
@@ -236,7 +237,8 @@ def test_a_command_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("sacct", "said"),
     [
-        (("CANCELLED by 2001|0:15\n",), "CANCELLED (by user id 2001, the batch script was killed by signal 15 (SIGTERM))"),
+        (("CANCELLED by 2001|0:15\n",),
+         "CANCELLED (by user id 2001, the batch script was killed by signal 15 (SIGTERM))"),
         (("COMPLETED|0:0\n",), "COMPLETED"), ((DISABLED, 1, ">&2"), "unknown"), ((DISABLED,), "unknown"),
         (("",), "unknown"), (None, "unknown"),
     ],

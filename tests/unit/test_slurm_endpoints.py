@@ -1,5 +1,4 @@
-"""The file by which Slurm's clients find a cluster in a box: when it counts, which of several is meant, how it is
-entered."""
+"""The file by which Slurm's clients find a cluster in a box: when it counts, which of several, how to enter it."""
 
 import json
 import os

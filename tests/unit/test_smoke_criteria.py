@@ -1,4 +1,4 @@
-"""Every criterion of every test of the ladder: ticked off on made-up records of a good run, red once these say otherwise.
+"""Every criterion of every smoke test: met on made-up records of a good run, failed once these say otherwise.
 `tests/dist/test_smoke.py` judges the records of real runs."""
 
 import copy
@@ -77,26 +77,30 @@ def _story(rank: int, plan: Any, lora: bool, noise: bool, gpu: bool) -> list[Raw
     steps = [
         {
             "event": "step", "step": i + 1, "loss": 1.0 + i, "loss_share": (1.0 + i) / world,
-            **({"grad_norm": 0.5, "own_s": 0.1} if plan.device == "cuda" else {"grad_norm": 0.5, "forward_s": 0.1, "backward_s": 0.1}),
-            "tokens": batch.micro_batch_size * batch.grad_accum if noise else 50, "step_time_s": 0.5 if i else 1.5, "peak_memory_bytes": 5 * 10**8,
+            "grad_norm": 0.5, **({"own_s": 0.1} if plan.device == "cuda" else {"forward_s": 0.1, "backward_s": 0.1}),
+            "tokens": batch.micro_batch_size * batch.grad_accum if noise else 50,
+            "step_time_s": 0.5 if i else 1.5, "peak_memory_bytes": 5 * 10**8,
         }
         for i in range(STEPS)
     ]  # fmt: skip
     scores = {"targets": 90, "collectives": 1, "seconds": 1.0}
     evals = [{"event": "eval", "step": s, "perplexity": 300.0 - s, **scores} for s in (0, 3, 6)]
     whole, device = TRAINED * (50 if lora else 1), "NVIDIA X" if gpu else "cpu"
+    node, local_rank = divmod(rank, plan.procs_per_node)
     told: list[Raw] = [
-        {"event": "start", "host": f"n{rank // plan.procs_per_node}", "local_rank": rank % plan.procs_per_node, "world_size": world},
+        {"event": "start", "host": f"n{node}", "local_rank": local_rank, "world_size": world},
         {"event": "data", "how": "built" if rank == 0 else "waited", "vocab_size": 512},
         {"event": "engine", "engine": "deepspeed", "version": "1", "optimizer": "FusedAdam", "initialize_s": 3.0},
         {"event": "model", "torch": "2.13.0", "device": device, "parameters": whole, "parameters_trained": TRAINED},
         {"event": "phase", "name": "prove"},
-        {"event": "proof", "world_size": world, "weights_equal": True, "data_disjoint": True, "rows_checked": 9, "weights_hash": "b" * 64},
+        {"event": "proof", "world_size": world, "weights_equal": True, "data_disjoint": True, "rows_checked": 9,
+         "weights_hash": "b" * 64},
         {"event": "phase", "name": "train", "total_steps": STEPS},
         {"event": "batch", "shape": [batch.micro_batch_size, 16], "dtype": plan.dtype, "weights": [plan.dtype]},
         *steps,
         *(evals if rank == 0 else []),
-        {"event": "end", "step": STEPS, "weights_hash": "a" * 64 if parts == 1 or "zero1" in plan.strategy else None, "state_elements": TRAINED // parts},
+        {"event": "end", "step": STEPS, "state_elements": TRAINED // parts,
+         "weights_hash": "a" * 64 if parts == 1 or "zero1" in plan.strategy else None},
         {"event": "phase", "name": "save"},
         {"event": "checkpoint", "step": STEPS, "seconds": 0.2, "bytes": 10},
         {"event": "phase", "name": "done"},
@@ -160,7 +164,12 @@ CHANGES: dict[str, tuple[Change, bool]] = {
     "across": (lambda raw: raw["ways"]["n0"].update({"NET/Socket": 2}), True),
     "within": (lambda raw: raw["ways"]["n0"].update({"SHM": 2}), True),
     "barriers": (lambda raw: _error(raw, "collective operation timeout"), False),
-    "network": (lambda raw: raw["metrics"]["network"].update(ok=False, findings=[{"host": "n1", "level": "bad", "text": "eno1"}]), False),
+    "network": (
+        lambda raw: raw["metrics"]["network"].update(
+            ok=False, findings=[{"host": "n1", "level": "bad", "text": "eno1"}]
+        ),
+        False,
+    ),
     "wrapper": (lambda raw: raw["plan"].update(strategy="zero2"), False),
     "engine": (lambda raw: _one(raw, "engine", version="2"), False),
     "zero": (lambda raw: raw["engine"]["zero_optimization"].update(stage=2), False),
@@ -220,12 +229,14 @@ FAILED, OPEN = "failed", "not reached"
 MORE: list[tuple[str, bool, Change, str, str, str]] = [
     ("02", True, lambda raw: _all(raw, "start", local_rank=0), "gpu", FAILED, "1 GPUs"),
     ("02", False, lambda raw: _all(raw, "proof", world_size=1), "world", OPEN, ""),
-    ("02", False, lambda raw: (_drop(raw, "proof", 0, 1), _error(raw, "2 ranks were planned, but 1 answered")), "world", FAILED, "another number"),
+    ("02", False, lambda raw: (_drop(raw, "proof", 0, 1), _error(raw, "2 ranks were planned, but 1 answered")),
+     "world", FAILED, "another number"),
     ("03", False, _uneven, "zero", FAILED, "0.900 per rank"),
     ("03", False, lambda raw: _all(raw, "end", state_elements=100), "zero", FAILED, "0.100 per rank"),
     ("03", False, lambda raw: _one(raw, "batch", weights=["bfloat16", "float32"]), "bf16", FAILED, "float32"),
     ("02", True, lambda raw: raw["ways"].clear(), "transport", OPEN, ""),
-    ("02", False, lambda raw: _error(raw, "timeout while the checkpoint was saved"), "barriers", "passed", "no timeout"),
+    ("02", False, lambda raw: _error(raw, "timeout while the checkpoint was saved"),
+     "barriers", "passed", "no timeout"),
     ("02", False, lambda raw: _drop(raw, "phase", 1, name="done"), "barriers", OPEN, ""),
     ("02", False, lambda raw: _one(raw, "step", loss=float("nan")), "forward", FAILED, ""),
     ("02", False, lambda raw: _all(raw, "step", backward_s=0.0), "backward", OPEN, ""),
@@ -241,7 +252,8 @@ MORE: list[tuple[str, bool, Change, str, str, str]] = [
     ("03", False, lambda raw: raw["engine"].update(train_batch_size=99), "batch", FAILED, ""),
     ("02", False, lambda raw: _one(raw, "step", tokens=1), "batch", FAILED, ""),
     ("02", False, lambda raw: _drop(raw, "phase", 1, name="save"), "save", FAILED, "1 of 2"),
-    ("02", False, lambda raw: _error(raw, "6 ranges were not saved", "CheckpointError"), "save", FAILED, "not published"),
+    ("02", False, lambda raw: _error(raw, "6 ranges were not saved", "CheckpointError"),
+     "save", FAILED, "not published"),
     ("03", False, lambda raw: _state_of(raw, 10 * TRAINED), "state", "passed", "20,000"),
     ("03", False, lambda raw: _state_of(raw, 5 * TRAINED), "state", FAILED, "10,000"),
     ("02", False, lambda raw: _again(raw, "proof", weights_hash="9" * 64), "reload", FAILED, ""),
@@ -349,8 +361,9 @@ def result(**more: Any) -> records.TestResult:
     seed: Any = {"seed": 10.7, "correct": 343.0, "correction": "c"}
     figure = FigureRow(name="samples", unit="1/s", definition="d", ours=None, not_comparable="", **seed)
     usual: dict[str, Any] = {
-        "name": "t", "title": "<b>T</b>", "source": "s", "status": "failed", "message": "", "seconds": 3.0, "folder": None, "setting": "2 ranks",
-        "hardware": "h", "seed_hardware": "sh", "scaled": [], "untested": [], "criteria": judgements, "figures": [figure], "path": "gloo",
+        "name": "t", "title": "<b>T</b>", "source": "s", "status": "failed", "message": "", "seconds": 3.0,
+        "folder": None, "setting": "2 ranks", "hardware": "h", "seed_hardware": "sh", "scaled": [], "untested": [],
+        "criteria": judgements, "figures": [figure], "path": "gloo",
     }  # fmt: skip
     return records.TestResult(**{**usual, **more})
 
@@ -383,7 +396,7 @@ def test_what_became_of_a_test_is_said_with_where_it_ran(tmp_path: Path, monkeyp
     e = evidence(raw)
     states = {"passed": "passed", "not testable": "passed", "not reached": "failed", "failed": "failed"}
     for state, status in states.items():
-        one = CriterionResult(key="k", title="t", state=state, measured="", threshold="", why="w")  # type: ignore[arg-type]
+        one = CriterionResult(key="k", title="t", state=state, measured="", threshold="", why="w")
         monkeypatch.setattr(runner, "evaluate_criteria", lambda *_, result=one: [result])
         found = _judged(ready, facts(), e, RunDir(tmp_path))
         assert found.status == status, state

@@ -1,5 +1,4 @@
-"""On a GPU the host ends a step when it is queued: what the GPU still has to do belongs to that step. No GPU: its clock
-is played."""
+"""On a GPU the host ends a step when it is queued; the GPU's rest of it belongs to that step. The clock is played."""
 
 from __future__ import annotations
 

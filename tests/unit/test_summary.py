@@ -125,8 +125,7 @@ def test_mfu_of_a_mixture_of_experts_counts_what_a_token_uses() -> None:
 
 
 def test_attention_is_counted_beside_the_parameters() -> None:
-    """By hand: 32 layers, 32 heads of 128, so 12 * 32 * 32 * 128 per pair; per step 4 rows of 250 tokens, each 250 *
-    251 / 2 pairs."""
+    """By hand: 32 layers, 32 heads of 128: 12 * 32 * 32 * 128 per pair; per step 4 rows of 250 * 251 / 2 pairs."""
     plan = make_plan(SPEC, facts(gpus=8))
     model = {"event": "model", "time": 0.0, **used("NVIDIA H200", 7e9, 0), "attention_flops_per_pair": 1_572_864}
     steps = [step(n, 1.0, 1000, attention_pairs=1 if n <= 5 else 125_500) for n in range(1, 9)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -28,11 +29,9 @@ class Cluster:
             raise OSError(28, "No space left on device")
 
     def report(self, node: int, **values: object) -> None:
-        known = {"state": RUNNING, "store": ("10.0.0.1", 5) if node == 0 else None}
-        self.links[node] = AgentLink(
-            report=AgentReport(node=node, host=f"n{node}", pid=10 + node, **{**known, **values}),  # type: ignore[arg-type]
-            heard_at=self.now,
-        )
+        known: Any = {"state": RUNNING, "store": ("10.0.0.1", 5) if node == 0 else None, **values}
+        report = AgentReport(node=node, host=f"n{node}", pid=10 + node, **known)
+        self.links[node] = AgentLink(report=report, heard_at=self.now)
 
     def close(self, node: int, how: str) -> None:
         link = self.links[node]

@@ -35,13 +35,15 @@ from allranks.rundir.paths import RunDir
 from allranks.spec.loader import parse_spec
 from allranks.utils.machine import machine_facts
 
-spec = parse_spec({"model": {"name": "tiny:llama"}, "data": {"source": "builtin:instructions"}, "cluster": {"procs_per_node": 2}})
+rows = {"source": "builtin:instructions"}
+spec = parse_spec({"model": {"name": "tiny:llama"}, "data": rows, "cluster": {"procs_per_node": 2}})
 with ProgressView(SafeConsole()) as view:
     view.start(RunDir(Path("x")), make_plan(spec, machine_facts()))
     view.event({"event": "phase", "rank": 0, "name": "train", "total_steps": 12000, "first_step": 0})
     for step in range(0, 4000, 1000):
         time.sleep(0.25)
-        view.event({"event": "step", "rank": 0, "step": step, "steps": 1, "step_time_s": 0.1, "tokens": 1234, "loss": 3.21})
+        figures = {"step": step, "steps": 1, "step_time_s": 0.1, "tokens": 1234, "loss": 3.21}
+        view.event({"event": "step", "rank": 0, **figures})
 """
 
 
@@ -91,10 +93,12 @@ def test_errors_break_between_words(tmp_path: Path) -> None:
 
 
 RUNS: list[dict[str, Any]] = [
-    {"run": "mistral-7b-lora-ddp-1node-20261123-190000", "status": "stopped", "model": "mistralai/Mistral-7B-v0.1", "dataset": "yahma/alpaca-cleaned",
-     "strategy": "deepspeed_zero3", "steps": 123456, "train_loss_last": 0.9876, "eval_loss": None, "tokens_per_s": 1234567.8, "world_size": 16},
-    {"run": "[x]-20261123-190001", "status": "failed", "model": "/shared/models/Llama-3.1-8B", "dataset": "/shared/train.jsonl", "strategy": "zero1",
-     "steps": 0, "train_loss_last": None, "eval_loss": None, "tokens_per_s": None, "world_size": None},
+    {"run": "mistral-7b-lora-ddp-1node-20261123-190000", "status": "stopped", "model": "mistralai/Mistral-7B-v0.1",
+     "dataset": "yahma/alpaca-cleaned", "strategy": "deepspeed_zero3", "steps": 123456, "train_loss_last": 0.9876,
+     "eval_loss": None, "tokens_per_s": 1234567.8, "world_size": 16},
+    {"run": "[x]-20261123-190001", "status": "failed", "model": "/shared/models/Llama-3.1-8B",
+     "dataset": "/shared/train.jsonl", "strategy": "zero1", "steps": 0, "train_loss_last": None, "eval_loss": None,
+     "tokens_per_s": None, "world_size": None},
 ]  # fmt: skip
 
 

@@ -43,16 +43,11 @@ def test_kernels_that_only_sound_alike_are_compute(kernel: str) -> None:
 @pytest.mark.parametrize(
     ("told", "kind"),
     [
-        ("_allgather_base", "all_gather"),
-        ("c10d::_reduce_scatter_base_", "reduce_scatter"),
-        ("_c10d_functional::all_gather_into_tensor_coalesced", "all_gather"),
-        ("all_to_allv", "all_to_all"),
-        ("c10d::recv_", "recv"),
-        ("c10d::reduce_", "reduce"),
-        ("gloo:barrier", "barrier"),
-        ("wait", None),
+        ("_allgather_base", "all_gather"), ("c10d::_reduce_scatter_base_", "reduce_scatter"),
+        ("_c10d_functional::all_gather_into_tensor_coalesced", "all_gather"), ("all_to_allv", "all_to_all"),
+        ("c10d::recv_", "recv"), ("c10d::reduce_", "reduce"), ("gloo:barrier", "barrier"), ("wait", None),
     ],
-)
+)  # fmt: skip
 def test_kinds(told: str, kind: str | None) -> None:
     assert events.collective_kind(told) == kind
 

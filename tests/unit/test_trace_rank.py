@@ -63,7 +63,10 @@ def test_collectives_take_size_group_and_place_from_metadata_and_launch(tmp_path
     events = [
         step(4, 0, 1000),
         trace_builder.thread(AUTOGRAD, "thread 101 (pt_autograd_0)"),
-        launch(1, 100, AUTOGRAD), nccl("_reduce_scatter_base", 110, 210, 0, 1, **{"In msg nelems": 4000, "Out msg nelems": 2000, "dtype": "BFloat16"}),
+        launch(1, 100, AUTOGRAD),
+        nccl(
+            "_reduce_scatter_base", 110, 210, 0, 1, dtype="BFloat16", **{"In msg nelems": 4000, "Out msg nelems": 2000},
+        ),
         mark("Optimizer.step#AdamW.step", 500, 700),
         launch(2, 600), nccl("_allgather_base", 610, 650, 1, 2, **{"In msg nelems": 2000, "Out msg nelems": 4000}),
         launch(3, 800), nccl("allreduce", 820, 830, 2, 3, elements=10),
@@ -85,7 +88,8 @@ def test_a_kernel_that_tells_nothing_is_named_by_the_call_that_launched_it(tmp_p
         op("c10d::_allgather_base_", 100, 140, **dims),
         op("record_param_comms", 105, 135, in_dims=[[], []], in_types=["", "Scalar"]),
         mark("nccl:_all_gather_base", 110, 130, in_dims=[[1024]], in_types=["float"]),
-        launch(1, 120), kernel("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork*)", 200, 300, 1),
+        launch(1, 120),
+        kernel("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork*)", 200, 300, 1),
     ]  # fmt: skip
     (row,) = report_of(tmp_path, events).launches
     assert (row.kind, row.count, row.bytes) == ("all_gather", 1, 4096 * 4)

@@ -31,8 +31,8 @@ def _run(variant: str, repeat: int, rate: float, loss: float = 7.8, mib: int = 1
 
 def _floor(repeat: int, wrapped: float, isolated: float) -> dict:
     record = {
-        "parts": {"wide_s": 0.1}, "product_flops": 1e9, "products_s": 0.1, "product_flops_per_s": 2e10, "copy_bytes_per_s": 1e9,
-        "tokens": 512, "tokens_per_s": {"wrapped": wrapped, "isolated": isolated},
+        "parts": {"wide_s": 0.1}, "product_flops": 1e9, "products_s": 0.1, "product_flops_per_s": 2e10,
+        "copy_bytes_per_s": 1e9, "tokens": 512, "tokens_per_s": {"wrapped": wrapped, "isolated": isolated},
     }  # fmt: skip
     return {"variant": FLOOR, "repeat": repeat, "counts": True, "record": record}
 
@@ -71,8 +71,8 @@ def batch() -> dict[str, torch.Tensor]:
 def _model(attention: str) -> MistralForCausalLM:
     torch.manual_seed(0)
     config = MistralConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        sliding_window=None, use_cache=False,
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, sliding_window=None, use_cache=False,
     )  # fmt: skip
     config._attn_implementation = attention
     return MistralForCausalLM(config)
