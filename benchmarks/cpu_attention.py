@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.cpu_attention --json benchmarks/results/cpu_attention.json   # 1 min
 
-Both compute the same tensors in turns; a ratio below 1 means that blocks are faster. Memory comes from the allocator as `plan` sets it for
-ranks on a CPU.
+Both compute the same tensors in turns; a ratio below 1 means that blocks are faster. Memory comes from the allocator as
+`plan` sets it for ranks on a CPU.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOST_SCORES = 32 * 1024**2
 
 
 def drawn(heads: int, kv_heads: int, width: int, length: int) -> list[torch.Tensor]:
-    """Return query, key, value and the gradient of the output, (1, H, L, D), laid out as layers of transformers make them."""
+    """Return query, key, value and the gradient of the output, (1, H, L, D), laid out as by layers of transformers."""
     torch.manual_seed(length)
     return [torch.randn(1, length, n, width).transpose(1, 2) for n in (heads, kv_heads, kv_heads, heads)]
 
@@ -65,7 +65,7 @@ def seconds(function: Callable[[], Any], times: int) -> float:
 
 
 def compare(shape: tuple[int, int, int], length: int, rounds: int) -> dict[str, Any]:
-    """Return the milliseconds of both in each of several rounds, their ratio, and the largest difference of their results."""
+    """Return the milliseconds of both in each of several rounds, their ratio, and the largest difference of results."""
     given = drawn(*shape, length)
     off = max(
         float((a - b).abs().max() / a.abs().max()) for a, b in zip(by_torch(*given), in_blocks(*given), strict=True)
@@ -108,7 +108,8 @@ def main() -> int:
             print(json.dumps(rows[-1]), flush=True)
     if args.json:
         used = [blockwise_attention.LENGTHS.start, blockwise_attention.LENGTHS.stop - 1]
-        document = {"machine": machine.facts(), "threads": 1, "rounds": args.rounds, "used_for_tokens": used, "rows": rows}  # fmt: skip
+        document = {"machine": machine.facts(), "threads": 1, "rounds": args.rounds}
+        document |= {"used_for_tokens": used, "rows": rows}
         args.json.write_text(json.dumps(document, indent=1) + "\n")
     return 0
 

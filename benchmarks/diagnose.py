@@ -1,10 +1,10 @@
 """``allranks diagnose`` on large logs: time and memory of the whole verb, a fresh process each.
 
 ``python -m benchmarks.diagnose [--ranks 1024] [--repeats 3] [--json benchmarks/results/diagnose.json]``.
-Sets: a job of 1,024 ranks with 1 MB each; one file of 100 MB as training writes it; one of 100 MB in which no two lines are alike
-(the worst case for the table of forms); one line of 1 GB, of which only the beginning is read and which must be reported. The others must
-name the planted failure. The exit code is 1 if a planted failure is not named, if the job takes over 20 s on two cores, a 100 MB file over
-3 s, or memory passes 400 MB. Figures of logs that were new to the rules are kept in the result as they were taken (``unseen``).
+Sets: a job of 1,024 ranks with 1 MB each; a file of 100 MB as training writes it; one of 100 MB in which no two lines
+are alike (the worst case for the table of forms); one line of 1 GB, which must be reported: only its beginning is read.
+The others must name the planted failure. Exit code 1: a planted failure is not named, the job takes over 20 s on two
+cores, a 100 MB file over 3 s, or memory passes 400 MB. The result keeps figures of logs new to the rules (``unseen``).
 """
 
 from __future__ import annotations

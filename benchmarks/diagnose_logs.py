@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 WATCHDOG = (
-    "[rank{r}]:[E1218 20:27:21.426415540 ProcessGroupNCCL.cpp:629] [Rank {r}] Watchdog caught collective operation timeout: "
-    "WorkNCCL(SeqNum=48211, OpType=ALLREDUCE, NumelIn=131072, NumelOut=131072, Timeout(ms)=600000) ran for 600081 milliseconds before timing out."
+    "[rank{r}]:[E1218 20:27:21.426415540 ProcessGroupNCCL.cpp:629] [Rank {r}] Watchdog caught collective operation "
+    "timeout: WorkNCCL(SeqNum=48211, OpType=ALLREDUCE, NumelIn=131072, NumelOut=131072, Timeout(ms)=600000) ran for "
+    "600081 milliseconds before timing out."
 )
 MEMORY = (
-    "[rank{r}]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU {d} has a total capacity of "
-    "79.10 GiB of which 310.00 MiB is free."
+    "[rank{r}]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. "
+    "GPU {d} has a total capacity of 79.10 GiB of which 310.00 MiB is free."
 )
 
 
@@ -34,9 +35,10 @@ def rank_lines(rank: int, ranks: int, size_bytes: int, *, unique: bool) -> Itera
     step = 0
     while written < size_bytes:
         step += 1
+        clock = f"{step // 3600 % 24:02d}:{step // 60 % 60:02d}:{step % 60:02d},{rng.randrange(1000):03d}"
         line = (
-            f"[2025-06-17 {step // 3600 % 24:02d}:{step // 60 % 60:02d}:{step % 60:02d},{rng.randrange(1000):03d}] [rank{rank}] step {step}/100000 | "
-            f"loss {rng.random() * 9:.4f} | grad norm {rng.random():.3f} | lr {rng.random() * 1e-4:.3e} | tokens/s {rng.random() * 9e4:.1f}"
+            f"[2025-06-17 {clock}] [rank{rank}] step {step}/100000 | loss {rng.random() * 9:.4f} | grad norm "
+            f"{rng.random():.3f} | lr {rng.random() * 1e-4:.3e} | tokens/s {rng.random() * 9e4:.1f}"
         )
         if unique:
             line = f"[rank{rank}]: sample " + " ".join(

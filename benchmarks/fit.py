@@ -1,7 +1,7 @@
 """`allranks plan` says how much memory a rank will take; this trains the same and looks.
 
-Every case of ``benchmarks/fit_cases.json`` is estimated (from the spec alone), then measured, each in fresh processes. What is
-compared, and how it is measured, stands in that file, which was written before the first measurement.
+Every case of ``benchmarks/fit_cases.json`` is estimated (from the spec alone), then measured, each in fresh processes.
+What is compared, and how it is measured, stands in that file, which was written before the first measurement.
 
 Run as: ``python -m benchmarks.fit [--cases 1,5,11] [--again] [--file CASES] [--result RESULT]``
 Exit code 0: every error is within 10 %; 1 otherwise. The result is `benchmarks/results/fit.json`.
@@ -76,8 +76,9 @@ def saved_model(family: str, config: dict[str, Any]) -> Path:
     folder = Path(gettempdir()) / "allranks-fit" / name
     if not (folder / "config.json").exists():
         code = (
-            "import json, sys, torch; from transformers import AutoConfig, AutoModelForCausalLM as M; torch.manual_seed(1);"
-            "M.from_config(AutoConfig.for_model(sys.argv[1], **json.loads(sys.argv[2]))).save_pretrained(sys.argv[3])"
+            "import json, sys, torch; from transformers import AutoConfig, AutoModelForCausalLM as M; "
+            "torch.manual_seed(1);M.from_config(AutoConfig.for_model(sys.argv[1], **json.loads(sys.argv[2])))"
+            ".save_pretrained(sys.argv[3])"
         )
         subprocess.run([sys.executable, "-c", code, family, json.dumps(config), str(folder)], check=True)
     return folder
@@ -120,8 +121,9 @@ def _environment(case: dict[str, Any], rank: int, port: int) -> dict[str, str]:
     ranks = case["ranks"]
     planned = as_variables(make_plan(parse_spec(case["spec"]), machine_facts()).environment)
     own = {
-        "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-        "OMP_NUM_THREADS": 1, "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": 1, "DS_ACCELERATOR": "cpu",
+        "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port, "OMP_NUM_THREADS": 1, "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": 1,
+        "DS_ACCELERATOR": "cpu",
     }  # fmt: skip
     return os.environ | planned | {k: str(v) for k, v in own.items()}
 

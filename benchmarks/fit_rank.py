@@ -151,8 +151,8 @@ def by_process(rank: Rank, steps: int) -> dict[str, Any]:
 class Live:
     """Blocks of memory that are in use, by address.
 
-    The profiler does not see what gloo's threads give back. A block that begins where another is still thought to be tells that the
-    other is gone.
+    The profiler does not see what gloo's threads give back. A block that begins where another is still thought to be
+    shows that the other is gone.
     """
 
     def __init__(self) -> None:

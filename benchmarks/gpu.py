@@ -1,8 +1,9 @@
-"""Prove the program on one GPU: `make gpu`, or ``python -m benchmarks.gpu --stage correctness speed model``. See README.md here.
+"""Prove the program on one GPU: `make gpu`, or ``python -m benchmarks.gpu --stage correctness speed model``.
 
-Stages of at most ten minutes, together at most 28. A stage that is recorded for this source and this device is not repeated, and one that
-was cut off goes on at its first check without a result. No network. ``--device cpu`` rehearses everything with tiny sizes; its record says
-so, and nothing counts it as a result of a GPU. Exit code: 0 nothing failed, 1 a check failed, 3 no GPU.
+See README.md here. Stages of at most ten minutes, together at most 28. A stage that is recorded for this source and
+this device is not repeated, and one that was cut off goes on at its first check without a result. No network.
+``--device cpu`` rehearses everything with tiny sizes; its record says so, and nothing counts it as a result of a GPU.
+Exit code: 0 nothing failed, 1 a check failed, 3 no GPU.
 """
 
 from __future__ import annotations
@@ -53,10 +54,12 @@ VERSIONS = (*PACKAGES, "deepspeed", "triton", "safetensors", "msgspec", "pytest"
 
 ASK_TORCH = """
 import json, torch
-found = {"torch": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip, "gpus": torch.cuda.device_count()}
+found = {"torch": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip}
+found["gpus"] = torch.cuda.device_count()
 if torch.cuda.is_available():
     p = torch.cuda.get_device_properties(0)
-    found |= {"name": p.name, "memory_bytes": p.total_memory, "capability": f"{p.major}.{p.minor}", "multiprocessors": p.multi_processor_count}
+    found |= {"name": p.name, "memory_bytes": p.total_memory, "capability": f"{p.major}.{p.minor}"}
+    found["multiprocessors"] = p.multi_processor_count
     found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
 print(json.dumps(found))
 """
@@ -146,7 +149,8 @@ class Record:
         with self._lock:
             into = self.stage(stage)
             into["checks"] |= {
-                r.name: {"title": r.title, "status": r.status, "reason": r.reason, "seconds": r.seconds, "limit_s": check.limit_s, "figures": r.figures}
+                r.name: {"title": r.title, "status": r.status, "reason": r.reason, "seconds": r.seconds,
+                         "limit_s": check.limit_s, "figures": r.figures}
                 for r in found
             }  # fmt: skip
             into["done"] += [check.name] if done else []
@@ -190,10 +194,8 @@ def run_stage(kit: Kit, stage: Stage, record: Record, only: list[str], until: fl
         found = [Result(check.name, check.title, SKIPPED, TIME_IS_UP)] if late else run_check(kit, check, deadline)
         record.add(stage.name, check, found, done=all(r.reason != TIME_IS_UP for r in found))
         for r in found:
-            print(
-                f"  {r.status:8} {r.seconds:6.1f} s  {r.name}{': ' + r.reason.splitlines()[0][:300] if r.reason else ''}",
-                flush=True,
-            )
+            reason = f": {r.reason.splitlines()[0][:300]}" if r.reason else ""
+            print(f"  {r.status:8} {r.seconds:6.1f} s  {r.name}{reason}", flush=True)
 
     with ThreadPoolExecutor(lanes) as pool:
         list(pool.map(one, left))
@@ -280,10 +282,8 @@ def main() -> None:
     kit = Kit(
         work, rehearsal, count, head["machine"]["cores"], head["device"].get("memory_bytes"), head["compiler"], slack
     )
-    print(
-        f"{head['what']}\n{head['device']['name']}, torch {head['versions']['torch']}, commit {head['commit'][:12]} -> {record.path}",
-        flush=True,
-    )
+    device, torch_version = head["device"]["name"], head["versions"]["torch"]
+    print(f"{head['what']}\n{device}, torch {torch_version}, commit {head['commit'][:12]} -> {record.path}", flush=True)
     began = time.monotonic()
     for stage in STAGES:
         if stage.name not in given.stage or (given.check and not {c.name for c in stage.checks} & set(given.check)):

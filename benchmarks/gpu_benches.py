@@ -1,4 +1,4 @@
-"""Benches of `benchmarks.gpu`: speed and memory on a part of a 7B model, the whole model, and a stop in the middle of a run."""
+"""Benches of `benchmarks.gpu`: speed and memory on a part of a 7B model, the whole model, and a stop within a run."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ VOCABULARY = 32_000  # of the 7B models; a tiny: model has 2,048, which hides th
 TINY = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 512}
 TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 FIGURES = (
-    "run_name", "steps", "tokens_per_s", "mfu", "mfu_with_attention", "step_time_s", "peak_memory_bytes", "train_loss_last", "wall_time_s",
-    "attention",
+    "run_name", "steps", "tokens_per_s", "mfu", "mfu_with_attention", "step_time_s", "peak_memory_bytes",
+    "train_loss_last", "wall_time_s", "attention",
 )  # fmt: skip
 TOP_KERNELS = 12
 MEMORY_ERROR = 0.10  # docs/fit.md
@@ -36,7 +36,7 @@ def layers_of(kit: Kit, what: str) -> int:
 
 
 def base_model(kit: Kit, what: str, limit_s: float) -> Path:
-    """Return a folder with random weights of the bench's shapes, drawn on the device: drawing 7B on one core takes minutes."""
+    """Return a folder with random weights of the bench's shapes, drawn on the device: one core takes minutes for 7B."""
     folder, layers = kit.models / what, layers_of(kit, what)
     if (folder / "config.json").exists():
         return folder
@@ -148,10 +148,10 @@ def step_floor(kit: Kit, limit_s: float) -> dict[str, Any]:
     shapes = {**spec["model"]["config"], "vocab_size": VOCABULARY, **(TINY if kit.rehearsal else {})}
     micro, length = (2, 64) if kit.rehearsal else (spec["train"]["micro_batch_size"], spec["data"]["max_length"])
     values = {
-        "device": kit.device, "dtype": "bfloat16", "tokens": micro * length, "length": length, "hidden": shapes["hidden_size"],
-        "intermediate": shapes["intermediate_size"], "layers": layers_of(kit, "part"), "heads": shapes["num_attention_heads"],
-        "kv-heads": shapes["num_key_value_heads"], "head-dim": shapes["head_dim"], "vocabulary": shapes["vocab_size"],
-        "rank": spec["adapter"]["r"],
+        "device": kit.device, "dtype": "bfloat16", "tokens": micro * length, "length": length,
+        "hidden": shapes["hidden_size"], "intermediate": shapes["intermediate_size"], "layers": layers_of(kit, "part"),
+        "heads": shapes["num_attention_heads"], "kv-heads": shapes["num_key_value_heads"],
+        "head-dim": shapes["head_dim"], "vocabulary": shapes["vocab_size"], "rank": spec["adapter"]["r"],
     }  # fmt: skip
     words = ["-m", "benchmarks.step_floor", *(f"--{key}={value}" for key, value in values.items())]
     code, out, err = kit.command("floor", words, limit_s)

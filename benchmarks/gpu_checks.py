@@ -68,10 +68,10 @@ def tests(where: str, choose: str = "", *, parallel: bool = False) -> Callable[[
         except CheckFailed as error:
             problem = str(error)
         lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-        found = [
-            Result(f"{check.name}.{case_of(line['test'])}", case_of(line["test"]).replace("_", " "), line["status"], line["reason"], {}, line["seconds"])
-            for line in lines
-        ]  # fmt: skip
+        found = []
+        for line in lines:
+            case, status, reason = case_of(line["test"]), line["status"], line["reason"]
+            found.append(Result(f"{check.name}.{case}", case.replace("_", " "), status, reason, {}, line["seconds"]))
         if problem or not found:
             found.append(Result(check.name, check.title, FAILED, problem or "no test ran"))
         shutil.rmtree(kit.work / check.name, ignore_errors=True)
@@ -133,11 +133,10 @@ def smoke(kit: Kit, limit_s: float) -> dict[str, Any]:
     words += ["--set", f"cluster.device={kit.device}"]
     found = kit.allranks("smoke", words, limit_s, ok=(0, 1))
     states = {t["name"]: t["status"] for t in found["tests"]}
-    wrong = [
-        f"{t['name']}: {t.get('message') or '; '.join(c.get('title', '') for c in t.get('criteria', []) if c.get('status') == 'failed')}"
-        for t in found["tests"]
-        if t["status"] == "failed"
-    ]
+    wrong = []
+    for t in (t for t in found["tests"] if t["status"] == "failed"):
+        unmet = (c.get("title", "") for c in t.get("criteria", []) if c.get("status") == "failed")
+        wrong.append(f"{t['name']}: {t.get('message') or '; '.join(unmet)}")
     if wrong:
         raise CheckFailed("; ".join(wrong))
     return states
@@ -234,23 +233,28 @@ OPEN = (
     Check("profiled_compiled", "the same with torch.compile", 150, simple(profiled_compiled)),
     Check("full_compiled", "30 steps of a 7B model with LoRA, compiled blocks", 420, simple(full_model_compiled)),
     Check("products", "products in 8-bit floats are those of a CPU", 90, tests("tests/gpu/test_float8.py")),
-    variant("float8", "torch.compile, products in 8-bit floats", 120, compiler=True, model={**COMPILED, "float8": True}),
-    variant("attention_rows", "torch.compile, packed rows isolated, kernel by a trial", 120, compiler=True, data=ISOLATED, model=BY_TRIAL),
+    variant("float8", "torch.compile, products in 8-bit floats", 120, compiler=True,
+            model={**COMPILED, "float8": True}),
+    variant("attention_rows", "torch.compile, packed rows isolated, kernel by a trial", 120, compiler=True,
+            data=ISOLATED, model=BY_TRIAL),
     variant("attention_whole", "torch.compile, kernel of attention by a trial", 120, compiler=True, model=BY_TRIAL),
     Check("batches", "batches that are copied ahead have their values", 60, tests("tests/gpu/test_batch_feed.py")),
     Check("unit", "unit tests of what runs inside a rank", 120, simple(unit_tests)),
     variant("recomputed", "activations recomputed", 90, model={"gradient_checkpointing": True}),
     variant("selective", "element-wise operations recomputed", 90, model={"gradient_checkpointing": "selective"}),
-    variant("flex", "packed rows isolated by FlexAttention", 150, compiler=True, cuda=True, data=ISOLATED, model={"attention": "flex_attention"}),
+    variant("flex", "packed rows isolated by FlexAttention", 150, compiler=True, cuda=True, data=ISOLATED,
+            model={"attention": "flex_attention"}),
 )  # fmt: skip
 CORRECTNESS = (
     Check("one_rank", "every strategy on one rank equals plain torch", 300, tests(STRATEGY_TESTS, "one_rank")),
     Check("nan", "a NaN in step 5 leaves the weights of step 4", 240, tests(RUN_TESTS, "nan", parallel=True)),
     Check("lora", "LoRA of layers and of experts is as precise as PEFT's", 120, tests("tests/gpu/test_lora.py")),
     Check("qlora", "QLoRA: weights in 4 bits, computed as the same values", 120, tests("tests/gpu/test_qlora.py")),
-    Check("host_sync", "nothing in a step waits for the GPU", 240, tests(RUN_TESTS, "waits or host_sync", parallel=True)),
+    Check("host_sync", "nothing in a step waits for the GPU", 240,
+          tests(RUN_TESTS, "waits or host_sync", parallel=True)),
     Check("resume", "20 steps resumed to 30 equal 30 unbroken ones", 200, tests(RUN_TESTS, "20_steps", parallel=True)),
-    Check("two_ranks", "two Gloo ranks that share the device equal one process", 150, tests(STRATEGY_TESTS, "two_ranks")),
+    Check("two_ranks", "two Gloo ranks that share the device equal one process", 150,
+          tests(STRATEGY_TESTS, "two_ranks")),
     Check("memory", "peak memory is what plan says", 200, tests(RUN_TESTS, "memory", parallel=True)),
     Check("doctor", "allranks doctor", 60, simple(doctor)),
     Check("sharing", "allranks compare, two Gloo ranks on one device", 180, simple(two_on_one)),
@@ -261,14 +265,16 @@ SPEED = (
     variant("plain", "eager, rows joined and cut", 150),
     variant("isolated", "eager, packed rows isolated", 90, data=ISOLATED),
     variant("compiled", "torch.compile", 150, compiler=True, model=COMPILED),
-    variant("compiled_isolated", "torch.compile, packed rows isolated", 120, compiler=True, data=ISOLATED, model=COMPILED),
+    variant("compiled_isolated", "torch.compile, packed rows isolated", 120, compiler=True, data=ISOLATED,
+            model=COMPILED),
     variant("quantized", "weights in 4 bits", 90, model={"quantize": "nf4"}),
     Check("floor", "the matrix products and attention of 8 layers alone", 60, simple(step_floor)),
     Check("profiled", "8 layers with a profile window, and allranks trace", 120, simple(profiled)),
     Check("bench_memory", "peak memory of the benches against plan", 30, simple(memory_of_benches)),
 )  # fmt: skip
 MODEL = (
-    Check("full_float8", "30 steps of a 7B model with LoRA, compiled, 8-bit products, attention by a trial", 240, simple(FULL_FLOAT8)),
+    Check("full_float8", "30 steps of a 7B model with LoRA, compiled, 8-bit products, attention by a trial", 240,
+          simple(FULL_FLOAT8)),
     Check("full", "the same without a compiler", 240, simple(full_model)),
     Check("spin", "a rank that spins in a kernel is named", 90, tests(RUN_TESTS, "spins")),
     Check("stopped", "SIGTERM and resume on 8 layers", 150, simple(stopped_and_resumed)),

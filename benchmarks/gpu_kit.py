@@ -50,7 +50,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Stage:
-    """Checks that run in one call of at most ten minutes; up to ``lanes`` of them at a time, where each has two cores."""
+    """Checks that run in one call of at most ten minutes; up to ``lanes`` of them at a time, each with two cores."""
 
     name: str
     limit_s: float
@@ -93,8 +93,8 @@ class Kit:
         quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **(env or {})}
         with out.open("w") as stdout, err.open("w") as stderr:
             process = subprocess.Popen(
-                [sys.executable, *words], cwd=ROOT, env={**os.environ, **quiet}, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
-                start_new_session=True,
+                [sys.executable, *words], cwd=ROOT, env={**os.environ, **quiet}, stdin=subprocess.DEVNULL,
+                stdout=stdout, stderr=stderr, start_new_session=True,
             )  # fmt: skip
             late = False
             try:

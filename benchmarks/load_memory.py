@@ -2,11 +2,11 @@
 
     python -m benchmarks.load_memory [--repeats 3] [--ranks 1,2,4]
 
-A Llama-shaped model of 212 million parameters is written as float32 and as bfloat16 files, five tensors' worth a file; both
-are loaded for training in float32 (850 MB) under three strategies that shard weights. Every rank samples its own
-/proc/self/smaps_rollup every 5 ms. Samples are put side by side by the monotonic clock, which processes of a machine share;
-of the sum over the ranks, less what each had before loading, the peak is taken. ``pss`` counts what processes share (mapped
-files) once between them, ``private`` is what belongs to one process alone (psutil's USS).
+A Llama-shaped model of 212 million parameters is written as float32 and as bfloat16 files, five tensors' worth a file;
+both are loaded for training in float32 (850 MB) under three strategies that shard weights. Every rank samples its own
+/proc/self/smaps_rollup every 5 ms. Samples are aligned by the monotonic clock, which processes of a machine share; of
+the sum over the ranks, less what each had before loading, the peak is taken. ``pss`` counts what processes share
+(mapped files) once between them, ``private`` is what belongs to one process alone (psutil's USS).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Sampler(threading.Thread):
 
 
 def rank_main(how: str, name: str, folder: str, out: str) -> None:
-    """One rank: load, and write what memory it took. `how` may be one of `HOW`, or of the ways of `load_readers`, without memory."""
+    """Load as one rank, and write the memory it took. `how`: one of `HOW`, or of `load_readers`' ways (no memory)."""
     import torch
     import torch.distributed as dist
     from transformers import AutoModelForCausalLM
@@ -195,8 +195,8 @@ def write_models(root: Path) -> tuple[dict[str, Path], int, int]:
 
 
 def allowed(held: float, largest: int, strategy: str, ranks: int) -> float:
-    """What `docs/loading.md` promises: what is held, the tensor that is read and its converted copy, 64 MiB of pages of files, and
-    for each rank 32 MiB (buffers of collectives); under ``zero3``, for each rank, a piece that is whole."""
+    """What `docs/loading.md` promises: what is held, the tensor that is read and its converted copy, 64 MiB of pages of
+    files, and for each rank 32 MiB (buffers of collectives); under ``zero3``, for each rank, a piece that is whole."""
     whole = largest * ranks if strategy == "zero3" else 0
     return held + 2 * largest + whole + (64 << 20) + ranks * (32 << 20)
 
@@ -238,7 +238,7 @@ def main() -> None:
 def row(
     strategy: str, ranks: int, files: str, how: str, found: list[dict[str, Any]], copy: int, largest: int
 ) -> dict[str, Any]:
-    """Medians and ranges over the repeats. DeepSpeed makes gradients and the optimizer's state at once, so more than the copy is held."""
+    """Medians and ranges over the repeats. DeepSpeed makes gradients and optimizer state at once, and so holds more."""
     held = median(f["after_pss_bytes"] for f in found) if strategy.startswith("deepspeed") else copy
     keys = [f"{when}_{kind}_bytes" for when in ("peak", "after") for kind in KINDS]
     return {

@@ -1,13 +1,14 @@
-"""Bytes between nodes under FSDP2 with a copy of the weights on each node (HSDP) and without, counted on the interfaces of the nodes.
+"""Bytes between nodes under FSDP2 with a copy of the weights on each node (HSDP) and without, counted on interfaces.
 
-``python -m benchmarks.node_bytes [--strategies pytorch_zero3,pytorch_zero2] [--steps 24] [--json OUT]``. Starts a cluster in a box of
-two nodes (a real Slurm, one network namespace per node; it needs what ``allranks cluster up`` needs), trains on two ranks per node, and
-takes the box down again. Of each run: the bytes that each node sent to the other per optimizer step (the slope over the steps), and what
-``node_sends``, the model that ``allranks plan`` uses, expects. Then ``allranks compare`` computes how far each strategy, with its copies
-on nodes, is from one process (parity), and a resumed run is compared with an unbroken one.
+``python -m benchmarks.node_bytes [--strategies pytorch_zero3,pytorch_zero2] [--steps 24] [--json OUT]``. Starts a
+cluster in a box of two nodes (a real Slurm, one network namespace per node; it needs what ``allranks cluster up``
+needs), trains on two ranks per node, and takes it down again. Of each run: the bytes that each node sent to the other
+per optimizer step (the slope over the steps), and what ``node_sends``, the model of ``allranks plan``, expects. Then
+``allranks compare`` computes how far each strategy, with its copies on nodes, is from one process (parity), and a
+resumed run is compared with an unbroken one.
 
-The exit code is 1 if a count is not within 0.95 to 1.10 of what is expected, if copies do not save at least `SAVES_AT_LEAST`, if losses
-with and without copies differ by more than `LOSS_TOLERANCE`, if parity fails, or if the resumed losses are not bitwise those of the
+Exit code 1: a count is not within 0.95 to 1.10 of what is expected, copies save less than `SAVES_AT_LEAST`, losses with
+and without copies differ by more than `LOSS_TOLERANCE`, parity fails, or resumed losses are not bitwise those of the
 unbroken run. Seconds are not measured: all nodes share one machine.
 """
 
@@ -92,7 +93,9 @@ def spec_of(folder: Path, strategy: str, steps: int, **options: Any) -> dict[str
         "name": "node-bytes",
         "model": {"name": "tiny:mistral", "config": CONFIG},
         "data": {"source": "builtin:instructions", "subset": 80, "max_length": 64, "eval_fraction": 0.0},
-        "train": {"max_steps": steps, "grad_accum": ACCUMULATION, "micro_batch_size": 1, "schedule": "constant", "lr": 1e-3},
+        "train": {
+            "max_steps": steps, "grad_accum": ACCUMULATION, "micro_batch_size": 1, "schedule": "constant", "lr": 1e-3,
+        },
         "eval": {"at_end": False},
         "checkpoint": {"mode": "full", "every": 1000},
         "strategy": {"name": strategy, **options},
@@ -211,10 +214,8 @@ def problems_of(found: dict[str, Any]) -> list[str]:
                     problems.append(f"{strategy}, replicate {value}: {node} sent {ratio:.2f} of what is expected")
         if row["saved"]["sent"] < SAVES_AT_LEAST:
             problems.append(f"{strategy}: copies save {row['saved']['sent']:.1f}, expected {SAVES_AT_LEAST:g} at least")
-        if row["largest_relative_loss_difference"] > LOSS_TOLERANCE:
-            problems.append(
-                f"{strategy}: losses with and without copies differ by up to {row['largest_relative_loss_difference']:.1e}"
-            )
+        if (most := row["largest_relative_loss_difference"]) > LOSS_TOLERANCE:
+            problems.append(f"{strategy}: losses with and without copies differ by up to {most:.1e}")
         if not row["resumed_bitwise"]:
             problems.append(f"{strategy}: the losses of the resumed run differ from those of the unbroken one")
     failed = [row for row in found["parity"] if not row["parity"]]
@@ -231,8 +232,8 @@ def main() -> int:
     clock = machine.CpuClock.now()
     found: dict[str, Any] = {
         "benchmark": "node_bytes",
-        "what": "bytes that a node sends to the other per optimizer step under FSDP2, with a copy of the weights on each node (replicate: "
-        "nodes, HSDP) and without, counted on the interfaces of a cluster in a box",
+        "what": "bytes that a node sends to the other per optimizer step under FSDP2, with a copy of the weights on "
+        "each node (replicate: nodes, HSDP) and without, counted on the interfaces of a cluster in a box",
         "workload": {
             "model": CONFIG,
             "nodes": NODES,

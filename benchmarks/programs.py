@@ -24,8 +24,8 @@ def exit_on_sigterm() -> None:
 def usual_environment() -> dict[str, str]:
     """The environment, but compiled code is kept, as it is for any installed package.
 
-    Container images often set PYTHONDONTWRITEBYTECODE. In a checkout, each start of a program would then compile every file
-    that has changed since somebody last ran it without the variable.
+    Container images often set PYTHONDONTWRITEBYTECODE. In a checkout, each start of a program would then compile every
+    file that has changed since somebody last ran it without the variable.
     """
     return {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
 

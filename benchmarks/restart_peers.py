@@ -2,8 +2,8 @@
 
     python -m benchmarks.restart_peers [--repeat 3] [--nvrx PATH/TO/ft_launcher]
 
-allranks (its own training, and the plain program), torchrun, HF Trainer in a retry loop, and the launcher of NVRx run in
-turn, each with the same tiny model, checkpoints every 10 steps, and SIGKILL to rank 1 once it has done step 25.
+allranks (its own training, and the plain program), torchrun, HF Trainer in a retry loop, and the launcher of NVRx run
+in turn, each with the same tiny model, checkpoints every 10 steps, and SIGKILL to rank 1 once it has done step 25.
 """
 
 from __future__ import annotations

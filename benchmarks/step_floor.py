@@ -1,13 +1,14 @@
 """Measure the least time of a training step: that of its matrix products and of its attention alone, on this device.
 
     python -m benchmarks.step_floor --device cuda --dtype bfloat16 --tokens 8192 --length 2048 --hidden 4096 ...
-    OMP_NUM_THREADS=1 python -m benchmarks.step_floor --tokens 512 --processes 2 --documents 190,170,150 --json FILE   # 30 s
+    OMP_NUM_THREADS=1 python -m benchmarks.step_floor --tokens 512 --processes 2 --documents 190,170,150 --json FILE
 
-A decoder's step needs, per linear layer of a block, a product in forward and one for the gradient of its input; with ``--full`` also
-one for the gradient of its weight. The head needs the same. With LoRA, the narrow products of the adapters come on top, and the first
-block needs no gradient of its input. Everything else of a step (norms, activations, loss, optimizer, copies) takes time on top of this
-floor. ``--documents`` measures the attention of documents that do not attend to one another, too. With ``--processes``, several measure at the
-same time, as ranks on one machine compute, and each number is their mean. Prints one JSON object, and writes it with ``--json``.
+A decoder's step needs, per linear layer of a block, a product in forward and one for the gradient of its input; with
+``--full`` also one for the gradient of its weight. The head needs the same. With LoRA, the narrow products of the
+adapters come on top, and the first block needs no gradient of its input. Everything else of a step (norms, activations,
+loss, optimizer, copies) takes time on top of this floor. ``--documents`` also measures the attention of documents that
+do not attend to one another. With ``--processes``, several measure at the same time, as ranks on one machine compute,
+and each number is their mean. Prints one JSON object, and writes it with ``--json``.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def wide_s(
 def narrow_s(
     tokens: int, inputs: int, outputs: tuple[int, ...], rank: int, device: torch.device, dtype: Any
 ) -> dict[str, float]:
-    """Return the seconds of each kind of product of the adapters of layers that read one tensor (`allranks.train.models.lora`)."""
+    """Return the seconds of each kind of product of adapters (`allranks.train.models.lora`) that read one tensor."""
     ranks = rank * len(outputs)
     x, a, m = draw(device, dtype, (tokens, inputs), (ranks, inputs), (ranks, tokens))
     back = torch.zeros_like(x)
@@ -238,8 +239,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1, help="that measure at the same time")
     parser.add_argument("--json", type=Path, help="also write the object here, with the facts of the machine")
     for name, default in (
-        ("tokens", 2048), ("length", 512), ("hidden", 256), ("intermediate", 704), ("layers", 4), ("heads", 8), ("kv-heads", 4),
-        ("head-dim", 32), ("vocabulary", 4096), ("rank", 8),
+        ("tokens", 2048), ("length", 512), ("hidden", 256), ("intermediate", 704), ("layers", 4), ("heads", 8),
+        ("kv-heads", 4), ("head-dim", 32), ("vocabulary", 4096), ("rank", 8),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
     given = vars(parser.parse_args())

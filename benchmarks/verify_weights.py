@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.verify_weights [--device cuda] [--repeats 5] [--json FILE]
 
-A Llama-shaped model takes optimizer steps (forward, backward, fused AdamW); after each of them its weights are hashed as a
-rank hashes them, without and with the optimizer state, as before a full checkpoint. The exchange of 16 bytes per rank is
+A Llama-shaped model takes optimizer steps (forward, backward, fused AdamW); after each its weights are hashed as a rank
+hashes them, without and with the optimizer state, as before a full checkpoint. The exchange of 16 bytes per rank is
 left out: a small all-gather, whatever the model. Every N steps the training is slowed by the ratio divided by N.
 """
 

@@ -1,4 +1,4 @@
-"""Check CONTRIBUTING.md's table of questions: its counts of files, that they exist, and that each `>` is an import or a start.
+"""Check CONTRIBUTING.md's table of questions: counts of files, that they exist, that each `>` is an import or a start.
 
 python scripts/count_paths.py    prints the counts; exit code 1 and the reasons where the table is wrong
 """

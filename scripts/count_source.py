@@ -1,4 +1,4 @@
-"""Count what CONTRIBUTING.md says of the source: lines and files by package, functions, comments, long lines, empty names.
+"""Count the source for CONTRIBUTING.md: lines and files by package, functions, comments, long lines, empty names.
 
 python scripts/count_source.py [ROOT]    another working tree, to compare with: git worktree add /tmp/before REVISION
 """
@@ -59,9 +59,8 @@ def main() -> None:
     )
     total = lines_of(files)
     long = sum(len(line) > MAX_COLUMNS for text in texts.values() for line in text.splitlines())
-    print(
-        f"functions                {len(lengths):,}, lines: median {statistics.median(lengths):.0f}, p95 {sorted(lengths)[len(lengths) * 95 // 100]}"
-    )
+    median, p95 = statistics.median(lengths), sorted(lengths)[len(lengths) * 95 // 100]
+    print(f"functions                {len(lengths):,}, lines: median {median:.0f}, p95 {p95}")
     print(
         f"private, one statement   {len(single):,}, of them used once {sum(count == 2 for count in single.values()):,}"
     )

@@ -1,8 +1,9 @@
-"""Download the packages that `make gpu` needs and an offline machine lacks: python scripts/gpu_wheels.py --have FREEZE --python 3.12
+"""Download the packages that `make gpu` needs and an offline machine lacks.
 
-FREEZE is the output of ``python3 -m pip list --format=freeze`` on that machine. What is there in a version that fits is left out; torch
-must be there. Of the rest the versions of constraints.txt are taken, or others that fit what is there. Without --have everything but
-torch is downloaded. Needs pip and a package index here; the machine itself needs neither (the Makefile unpacks the wheels).
+``python scripts/gpu_wheels.py --have FREEZE --python 3.12``. FREEZE is the output of ``python3 -m pip list
+--format=freeze`` on that machine. What is there in a version that fits is left out; torch must be there. Of the rest
+the versions of constraints.txt are taken, or others that fit what is there. Without --have everything but torch is
+downloaded. Needs pip and a package index here; the machine itself needs neither (the Makefile unpacks the wheels).
 """
 
 from __future__ import annotations
@@ -111,9 +112,8 @@ def main() -> None:
         files.append(wheel)
         queue.extend(needs_of(wheel, need.extras, given.python))
     size = sum(f.stat().st_size for f in files)
-    print(
-        f"gpu-wheels: {len(files)} wheels, {size / 2**20:.1f} MiB in {given.into}: {', '.join(sorted(f.name.split('-')[0] for f in files))}"
-    )
+    names = ", ".join(sorted(f.name.split("-")[0] for f in files))
+    print(f"gpu-wheels: {len(files)} wheels, {size / 2**20:.1f} MiB in {given.into}: {names}")
     if replaced:
         print(f"gpu-wheels: there, but too old: {', '.join(replaced)}")
 

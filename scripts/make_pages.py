@@ -1,11 +1,12 @@
-"""Write the generated parts of pages, the pictures of strategies and the schema of the spec, from the records. ``python scripts/make_pages.py [--check]``
+"""Write the generated parts of pages, the pictures of strategies and the schema of the spec, from the records.
 
-A part stands in its page between ``<!-- generated: NAME -->`` and ``<!-- end -->``; `PARTS` has the function of each name. The rest of a page
-is written by hand. ``--check`` changes nothing, names what is not up to date and ends with 1 if anything is; `make lint` runs it.
+``python scripts/make_pages.py [--check]``. A part stands in its page between ``<!-- generated: NAME -->`` and
+``<!-- end -->``; `PARTS` has the function of each name. The rest of a page is written by hand. ``--check`` changes
+nothing, names what is not up to date and ends with 1 if anything is; `make lint` runs it.
 
-What was proved where (docs/proved.md): features and their test files are those of the table in tests/README.md. CPU and cluster in a box:
-benchmarks/results/test_all.json, which `make test-all` writes. GPUs: benchmarks/results/gpu/*.json, which `make gpu` writes; rehearsals do not
-count. A cell without a result says "not run".
+What was proved where (docs/proved.md): features and their test files are those of the table in tests/README.md. CPU and
+cluster in a box: benchmarks/results/test_all.json, which `make test-all` writes. GPUs: benchmarks/results/gpu/*.json,
+which `make gpu` writes; rehearsals do not count. A cell without a result says "not run".
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ def failures() -> str:
     tests = {int(text.partition('"')[0]): len(set(NODE_ID.findall(text.split("### Tests")[1]))) for text in sections}
 
     def row(failure: KnownFailure) -> str:
-        count = tests[failure.number]
+        number, count = failure.number, tests[failure.number]
         tested = f"{count} test{'s' * (count != 1)}, {failure.evidence}"
-        return f"| {failure.number} | [{failure.title}](#failure-{failure.number}) | {failure.how} | {failure.where} | {tested} |"
+        return f"| {number} | [{failure.title}](#failure-{number}) | {failure.how} | {failure.where} | {tested} |"
 
     return "\n".join(["| # | failure | how | where | tested by |", "|---|---|---|---|---|", *map(row, KNOWN_FAILURES)])
 
@@ -146,9 +147,8 @@ def section(record: type[Record], path: str) -> str:
         if inner is not None:
             below += section(inner, f"{path}{field.encode_name}{'[]' if name == 'list' else ''}.")
             continue
-        rows.append(
-            f"| `{path}{field.encode_name}` | {name} | `{default_of(field)}` | {descriptions()[record.__name__, field.name]} |"
-        )
+        described = descriptions()[record.__name__, field.name]
+        rows.append(f"| `{path}{field.encode_name}` | {name} | `{default_of(field)}` | {described} |")
     title = f"\n## {path.rstrip('.') or 'Top level'}\n\n{(record.__doc__ or '').strip().splitlines()[0]}\n\n"
     table = "| key | type | default | |\n|---|---|---|---|\n" + "\n".join(rows) + "\n" if rows else ""
     return title + table + below
@@ -222,7 +222,8 @@ def picture(name: str) -> str:
     left, width, x = 118, 620, lambda v: 118 + 6.2 * v
     rows = [("compute", 34, page.compute), ("communication", 72, page.communication)]
     parts = [
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 150" font-family="system-ui, sans-serif" font-size="13">',
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 150" font-family="system-ui, sans-serif" '
+        'font-size="13">',
         f"<title>One optimizer step under {name}</title>",
         '<rect width="760" height="150" rx="8" fill="#f4f5f7"/>',
     ]
@@ -232,17 +233,20 @@ def picture(name: str) -> str:
         for kind, start, stop in bars:
             w = 6.2 * (stop - start)
             parts.append(
-                f'<rect x="{x(start):.1f}" y="{y}" width="{w - 1:.1f}" height="26" rx="3" fill="{COLOURS[kind]}"><title>{kind}</title></rect>'
+                f'<rect x="{x(start):.1f}" y="{y}" width="{w - 1:.1f}" height="26" rx="3" fill="{COLOURS[kind]}">'
+                f"<title>{kind}</title></rect>"
             )
             if w > 72 and kind != "wait":
                 parts.append(
-                    f'<text x="{x(start) + w / 2:.1f}" y="{y + 18}" text-anchor="middle" fill="#fff" font-size="12">{kind}</text>'
+                    f'<text x="{x(start) + w / 2:.1f}" y="{y + 18}" text-anchor="middle" fill="#fff" '
+                    f'font-size="12">{kind}</text>'
                 )
     used = list(dict.fromkeys(k for _, _, bars in rows for k, _, _ in bars))
     at = left
     for kind in used:
         parts.append(
-            f'<rect x="{at}" y="119" width="12" height="12" rx="2" fill="{COLOURS[kind]}"/><text x="{at + 17}" y="130" fill="#33363d">{kind}</text>'
+            f'<rect x="{at}" y="119" width="12" height="12" rx="2" fill="{COLOURS[kind]}"/>'
+            f'<text x="{at + 17}" y="130" fill="#33363d">{kind}</text>'
         )
         at += 34 + 7.4 * len(kind)
     parts.append('<text x="16" y="130" fill="#6a6f7a">time →</text></svg>')
@@ -284,7 +288,8 @@ def strategy_table() -> str:
         f"| [`{name}`](#{name}) | {p.new} | {p.bytes} | {_overlap(p)} | {p.memory} | {p.ratio} |"
         for name, p in ((name, PAGES[name]) for name in BUILT_IN)
     ]
-    head = "| strategy | what is new | bytes per step, and their collectives | overlaps with computation | memory per rank | at two ranks |"
+    head = "| strategy | what is new | bytes per step, and their collectives | overlaps with computation "
+    head += "| memory per rank | at two ranks |"
     return "\n".join([head, "|---|---|---|---|---|---|", *lines])
 
 
@@ -467,10 +472,8 @@ def device_page(record: Mapping[str, Any]) -> str:
         counts = ", ".join(
             f"{n} {s}" for s in ("passed", "failed", "skipped") if (n := sum(c["status"] == s for c in checks))
         )
-        lines += [
-            f"### {stage}: {counts or 'no result'} in {found['seconds']:.0f} s{'' if found['finished'] else ', not finished'}",
-            "",
-        ]
+        unfinished = "" if found["finished"] else ", not finished"
+        lines += [f"### {stage}: {counts or 'no result'} in {found['seconds']:.0f} s{unfinished}", ""]
         lines += ["| check | result | s | limit | figures or reason |", "|---|---|---|---|---|"]
         for name, c in found["checks"].items():
             said = c["reason"] or ", ".join(f"{k} {figure(v)}" for k, v in c["figures"].items())
@@ -507,7 +510,8 @@ def throughput() -> str:
     settings, machine = result["settings"], result["machine"]
     repeats = f"{settings['repeats']} repeat{'s' if settings['repeats'] > 1 else ''}"
     disturbed = ", beside other programs" if settings["accept_disturbed"] else ""
-    where = f"{machine['date'][:10]}, {machine['cores']} cores ({machine['cpu']}), {repeats} of {settings['useful_tokens']:,} tokens{disturbed}"
+    where = f"{machine['date'][:10]}, {machine['cores']} cores ({machine['cpu']}), "
+    where += f"{repeats} of {settings['useful_tokens']:,} tokens{disturbed}"
     return f"`results/{path.name}`, {where}; median (range):\n\n{tables(result)}"
 
 

@@ -1,8 +1,9 @@
-"""Record the result of one part of `make test-all`: python scripts/record_tests.py PART JUNIT.xml benchmarks/results/test_all.json
+"""Record the result of one part of `make test-all`.
 
-All tests take hours, so they can be run in parts: a part that runs again replaces its own record and keeps those of other parts.
-JUNIT.again.xml beside the results holds the tests that failed beside others and ran once more, alone; those that passed there count as
-passed, and the record names them.
+``python scripts/record_tests.py PART JUNIT.xml benchmarks/results/test_all.json``. All tests take hours, so they can be
+run in parts: a part that runs again replaces its own record and keeps those of other parts. JUNIT.again.xml beside the
+results holds the tests that failed beside others and ran once more, alone; those that passed there count as passed, and
+the record names them.
 """
 
 from __future__ import annotations
@@ -103,7 +104,8 @@ def main() -> None:
     for one in parts.values():
         tests.update(one["tests"])
     result = {
-        "what": "make test-all, by part; several tests run at a time: wall_s is the time of the part, seconds the sum of its tests",
+        "what": "make test-all, by part; several tests run at a time: wall_s is the time of the part, "
+        "seconds the sum of its tests",
         "tests": dict(tests),
         "wall_s": round(sum(one.get("wall_s", 0) for one in parts.values()), 1),
         "seconds": round(sum(one["seconds"] for one in parts.values()), 1),

@@ -7,7 +7,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1
 
 die() { echo "setup: $*" >&2; exit 3; }
 
-command -v "$PYTHON" >/dev/null || die "there is no $PYTHON; install Python 3.11 or newer, or name one: make PYTHON=python3.12 ..."
+command -v "$PYTHON" >/dev/null \
+  || die "there is no $PYTHON; install Python 3.11 or newer, or name one: make PYTHON=python3.12 ..."
 "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
   || die "$PYTHON is $("$PYTHON" -V 2>&1), Python 3.11 or newer is needed; name one: make PYTHON=python3.12 ..."
 
@@ -31,7 +32,8 @@ elif command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
 else
   echo "setup: no GPU is here; installing the CPU build of torch $want"
   pip_install "torch==$want+cpu" 2>/dev/null \
-    || pip_install --retries 1 --timeout 20 --extra-index-url https://download.pytorch.org/whl/cpu "torch==$want+cpu" 2>/dev/null \
+    || pip_install --retries 1 --timeout 20 \
+      --extra-index-url https://download.pytorch.org/whl/cpu "torch==$want+cpu" 2>/dev/null \
     || { echo "setup: no CPU build was found; installing the plain one"; pip_install "torch==$TORCH"; }
 fi
 
@@ -46,7 +48,8 @@ import importlib.metadata as m
 print("setup: ready: " + ", ".join(f"{n} {m.version(n)}" for n in ("allranks", "torch", "transformers", "peft")))
 PY
 if [ "${1:-}" != demo ] && command -v npm >/dev/null; then
-  npm install --silent --no-save --prefix "$VENV" axe-core@4.14.1 || echo "setup: axe-core could not be installed; the tests of pages skip its checks"
+  npm install --silent --no-save --prefix "$VENV" axe-core@4.14.1 \
+    || echo "setup: axe-core could not be installed; the tests of pages skip its checks"
 fi
 touch "$VENV/.allranks-demo"
 [ "${1:-}" = demo ] || touch "$VENV/.allranks-ready"

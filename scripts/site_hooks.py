@@ -1,7 +1,7 @@
-"""Add to the site what its pages link to outside of docs/, with links as they are there. MkDocs calls the functions (mkdocs.yml).
+"""Add to the site what its pages link to outside of docs/, with links as they are there.
 
-Files of the repository (examples, benchmarks/README.md) get a copy in the site, under their path; a link to a folder, or from such a copy to
-a file without one, becomes plain text.
+MkDocs calls the functions (mkdocs.yml). Files of the repository (examples, benchmarks/README.md) get a copy in the
+site, under their path; a link to a folder, or from such a copy to a file without one, becomes plain text.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Draw one optimizer step of some runs from their traces, each as long as the picture is wide. ``python scripts/trace_picture.py OUT.svg RUN RUN...``
+"""Draw one optimizer step of some runs from their traces, each as long as the picture is wide.
 
-Of each run rank 0 of the newest traces; above what the rank computes, below its collectives.
+``python scripts/trace_picture.py OUT.svg RUN RUN...``. Of each run rank 0 of the newest traces; above what the rank
+computes, below its collectives.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def picture(runs: dict[str, Path]) -> str:
     read = {name: events(run) for name, run in runs.items()}
     height = 78 * len(runs) + 44
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 960 {height}" font-family="system-ui, sans-serif" font-size="13">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 960 {height}" font-family="system-ui, sans-serif" '
+        'font-size="13">',
         f'<rect width="960" height="{height}" rx="8" fill="#f4f5f7"/>',
     ]
     names = []
@@ -51,7 +53,8 @@ def picture(runs: dict[str, Path]) -> str:
                 x = LEFT + WIDTH * (e["ts"] - step["ts"]) / step["dur"]
                 w = max(1.2, WIDTH * min(e["dur"], step["ts"] + step["dur"] - e["ts"]) / step["dur"])
                 parts.append(
-                    f'<rect x="{x:.1f}" y="{y}" width="{w:.1f}" height="24" fill="{colour(e["name"])}" fill-opacity="0.85"/>'
+                    f'<rect x="{x:.1f}" y="{y}" width="{w:.1f}" height="24" fill="{colour(e["name"])}" '
+                    f'fill-opacity="0.85"/>'
                 )
                 names.append(e["name"])
     x = LEFT

@@ -1,4 +1,4 @@
-"""What follows from the runs: rates, ratios within a repeat, losses, memory, headroom and goals; and the tables of benchmarks/README.md."""
+"""What follows from the runs: rates, ratios within a repeat, losses, memory, headroom, goals; tables of README.md."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ SPEED_GOAL = 1.2
 SHARE_OF_HEADROOM = 0.9
 MEMORY_GOAL = 0.7
 COLUMNS = (
-    "variant", "packing", "tokens/s and rank", "allranks to it", "goal", "floor to it", "products in a step", "held-out loss", "peak MiB",
-    "peak MiB, large vocabulary",
+    "variant", "packing", "tokens/s and rank", "allranks to it", "goal", "floor to it", "products in a step",
+    "held-out loss", "peak MiB", "peak MiB, large vocabulary",
 )  # fmt: skip
 FURTHER = ("e/d", "k/c", "ki/ci", "c/t", "c/x", "c/p", "e/c")
 
@@ -77,8 +77,8 @@ def ratios(runs: Runs) -> dict[str, Any]:
 def losses(runs: Runs) -> dict[str, Any]:
     """Return the held-out losses of allranks beside those of the peers with the same packing.
 
-    A difference is no difference where it is at most the range over the repeats, which have different seeds, of either variant. With one
-    repeat there is no range, and no verdict.
+    A difference is no difference where it is at most the range over the repeats, which have different seeds, of either
+    variant. With one repeat there is no range, and no verdict.
     """
     found = {}
     for ours in OURS:
@@ -99,7 +99,7 @@ def losses(runs: Runs) -> dict[str, Any]:
 def headroom(runs: Runs, floors: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the rate at which only matrix products and attention take time, and how far each variant is below it.
 
-    ``left`` is how many times faster a variant could become; ``products_share`` is how much of its step the matrix products take.
+    ``left`` is how many times faster a variant could become; ``products_share`` is the share of products in its step.
     """
     counts = {f["repeat"]: f["record"] for f in floors if f["counts"]}
     if not counts:
@@ -129,7 +129,7 @@ def headroom(runs: Runs, floors: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def speed_goals(found: dict[str, Any], room: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return the goals of speed: 1.2 times each peer, or 90 % of what the peer leaves if that is less than 1.2 times."""
+    """Return the goals of speed: 1.2 times each peer, or 90 % of what the peer leaves if that is less."""
     goals = []
     for ours in OURS:
         for pair in (f"{ours}/{peer}" for peer in peers_of(ours) if f"{ours}/{peer}" in found):
@@ -150,14 +150,14 @@ def memory_goals(summary: dict[str, Any]) -> list[dict[str, Any]]:
         return []
     best = min(peers, key=peers.__getitem__)
     return [
-        {"what": "memory", "ratio": f"{ours}/{best}", "goal": MEMORY_GOAL, "median": round(grown[ours] / peers[best], 4),
-         "met": grown[ours] <= MEMORY_GOAL * peers[best]}
+        {"what": "memory", "ratio": f"{ours}/{best}", "goal": MEMORY_GOAL,
+         "median": round(grown[ours] / peers[best], 4), "met": grown[ours] <= MEMORY_GOAL * peers[best]}
         for ours in OURS if ours in grown
     ]  # fmt: skip
 
 
 def compared(runs: Runs, memory_runs: Runs) -> dict[str, Any]:
-    """Return all that follows from runs of throughput and runs at a large vocabulary; runs of the floor are among the former."""
+    """Return all that follows from runs of throughput (those of the floor too) and runs at a large vocabulary."""
     floors, trained = [r for r in runs if r["variant"] == FLOOR], [r for r in runs if r["variant"] != FLOOR]
     found, room, memory = ratios(trained), headroom(trained, floors), summarize(memory_runs)
     return {
@@ -189,7 +189,8 @@ def tables(document: dict[str, Any]) -> str:
         goal = goals.get(pair)
         lines.append("| " + " | ".join((
             f"{row['what']} (`{name}`)", row["packing"], ranged(row["tokens_per_s_per_rank"], 0),
-            ranged(document["ratios"].get(pair), 2), f"{goal['goal']:.2f} {'met' if goal['met'] else 'missed'}" if goal else "",
+            ranged(document["ratios"].get(pair), 2),
+            f"{goal['goal']:.2f} {'met' if goal['met'] else 'missed'}" if goal else "",
             ranged(left[name]["left"], 2) if name in left else "",
             f"{100 * left[name]['products_share']['median']:.0f} %" if name in left else "",
             ranged(row["heldout_loss"], 3), ranged(row["grown_mib"], 0),
@@ -207,10 +208,11 @@ def _floor_words(room: dict[str, Any]) -> str:
         f"{name.removesuffix('_s').replace('_', ' ')} {1000 * row['median']:.0f}" for name, row in parts.items()
     )
     return (
-        f"A large matrix product runs at {ranged(room['large_product_gflops_per_s'], 0)} GFLOP/s a core, those of a step at "
-        f"{ranged(room['products_of_a_step_gflops_per_s'], 0)}, while all cores compute. Milliseconds of a step that nothing saves: {sums}. "
-        f"The floor: {ranged(rates['wrapped'], 0)} tokens/s and rank wrapped, {ranged(rates['isolated'], 0)} isolated. Where a peer leaves "
-        f"less than {SPEED_GOAL} times, the goal is {100 * SHARE_OF_HEADROOM:.0f} % of what it leaves."
+        f"A large matrix product runs at {ranged(room['large_product_gflops_per_s'], 0)} GFLOP/s a core, those of a "
+        f"step at {ranged(room['products_of_a_step_gflops_per_s'], 0)}, while all cores compute. Milliseconds of a "
+        f"step that nothing saves: {sums}. The floor: {ranged(rates['wrapped'], 0)} tokens/s and rank wrapped, "
+        f"{ranged(rates['isolated'], 0)} isolated. Where a peer leaves less than {SPEED_GOAL} times, the goal is "
+        f"{100 * SHARE_OF_HEADROOM:.0f} % of what it leaves."
     )
 
 

@@ -1,7 +1,7 @@
 """Attention within the documents of a packed row, as a careful person writes it by hand for a bare loop on CPUs.
 
-Importing this registers it in transformers as ``documents``; a batch says with ``cu_seq_lens_q`` where documents begin and end.
-On CPUs it takes half the time of one call with the dense mask that transformers makes of position ids.
+Importing this registers it in transformers as ``documents``; ``cu_seq_lens_q`` of a batch says where documents begin
+and end. On CPUs it takes half the time of one call with the dense mask that transformers makes of position ids.
 """
 
 from __future__ import annotations

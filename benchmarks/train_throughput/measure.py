@@ -38,7 +38,7 @@ class Recorder:
     """Wall time, useful tokens and a digest of the rows of each optimizer step of this rank.
 
     A step's time is the distance between the ends of two steps, so it holds everything: data, forward, backward,
-    communication, optimizer and whatever the loop does besides. ``several`` is a batch of more than one document, as the model got it.
+    communication, optimizer and the rest of the loop. ``several``: a batch of several documents, as the model got it.
     """
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ def heldout_loss(model: Module, rows: RaggedRows, group: ProcessGroup | None = N
 
 
 def attends_across(model: Module, batch: dict[str, Any]) -> bool:
-    """Return whether the last document of a batch of one row changes with the tokens of the first: other tokens, other logits."""
+    """Return whether the logits of the last document of a batch of one row change with the tokens of the first."""
     import torch
 
     ids, starts = batch["input_ids"], (batch["position_ids"][0] == 0).nonzero().flatten().tolist()

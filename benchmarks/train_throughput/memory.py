@@ -1,4 +1,4 @@
-"""Peak memory of training above what the process had before the model was built: of this process, or of ranks that are watched."""
+"""Peak memory of training above what the process had before the model was built: of this process, or watched ranks."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def grown_bytes() -> int:
 
 
 class RankWatch:
-    """Samples the resident memory of the ranks of a run from outside until a rank begins to build its model; nothing is sampled in steps.
+    """Samples the resident memory of the ranks of a run from outside until a rank begins to build its model.
 
-    Use as a context manager around a run that writes its folder into ``runs``; then `grown_bytes`.
+    Nothing is sampled in steps. Use as a context manager around a run that writes into ``runs``; then `grown_bytes`.
     """
 
     def __init__(self, runs: Path) -> None:
@@ -64,7 +64,7 @@ class RankWatch:
             return
 
     def grown_bytes(self, events: Path) -> int | None:
-        """Return by how much a rank's peak exceeds its memory when it began to build, by its events; None: it was not seen."""
+        """Return by how much a rank's peak exceeds its memory when it began to build, by its events; None: unseen."""
         lines = _whole_lines(events)
         pid, began = next(e["pid"] for e in lines if e["event"] == "start"), _build_time(events)
         peak = max((e["peak_memory_bytes"] for e in lines if e["event"] == "step"), default=0)

@@ -1,4 +1,4 @@
-"""Rows of several documents that do not attend to one another: whole documents, positions that begin anew, no padding."""
+"""Rows of documents that do not attend to one another: whole documents, positions that begin anew, no padding."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def joined(documents: list[np.ndarray]) -> Row:
 
 
 def filled_up(row: Row, pad_id: int) -> Row:
-    """Return the row at its full length, for what needs one shape; the padding is a document of which nothing is predicted."""
+    """Return the row at its full length, for what needs one shape; of the padding, a document, nothing is predicted."""
     missing = SEQ_LEN - len(row["input_ids"])
     return {
         "input_ids": np.pad(row["input_ids"], (0, missing), constant_values=pad_id),

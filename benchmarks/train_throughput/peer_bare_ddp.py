@@ -1,7 +1,8 @@
-"""Peer (c): a bare torch DDP loop over packed rows, as a careful person writes it by hand; (k) is the same with compiled blocks.
+"""Peer (c): a bare torch DDP loop over packed rows, as a careful person writes it by hand; (k): with compiled blocks.
 
-(ci) is the loop over isolated rows, with attention of each document by itself (`document_attention`). With compiled blocks, (ki), each row is
-filled up to one length and transformers makes a dense mask of its position ids, since a shape for each document would be compiled anew.
+(ci) is the loop over isolated rows, with attention of each document by itself (`document_attention`). With compiled
+blocks, (ki), each row is filled up to one length and transformers makes a dense mask of its position ids, since each
+shape would be compiled anew.
 
 Run as: ``torchrun --standalone --nproc-per-node 2 -m benchmarks.train_throughput.peer_bare_ddp --workload W ...``
 """

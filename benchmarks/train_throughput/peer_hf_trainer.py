@@ -1,4 +1,4 @@
-"""Peer (p): HF Trainer over packed rows; (pi) over isolated rows, whose position ids begin anew: transformers makes a dense mask of them.
+"""Peer (p): HF Trainer over packed rows; (pi) over isolated rows: transformers makes a dense mask of position ids.
 
 Run as: ``torchrun --standalone --nproc-per-node 2 -m benchmarks.train_throughput.peer_hf_trainer --workload W ...``
 """

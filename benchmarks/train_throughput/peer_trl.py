@@ -1,10 +1,11 @@
-"""Peer (t): TRL's SFTTrainer with packing, rows joined and cut ("wrapped") as in the bare loop; (ti) with TRL's "bfd", which isolates documents.
+"""Peer (t): TRL's SFTTrainer, rows joined and cut ("wrapped") as in the bare loop; (ti): "bfd" isolates documents.
 
-With "bfd", TRL passes position ids and the ends of documents. Its documentation asks for flash attention, which there is none of on CPUs; with
-``sdpa`` transformers makes a dense mask of the position ids, and documents stay isolated, which is tested after training.
+With "bfd", TRL passes position ids and the ends of documents. Its documentation asks for flash attention, which CPUs
+lack; with ``sdpa`` transformers makes a dense mask of the position ids, and documents stay isolated, which is tested
+after training.
 
 Two of TRL's defaults are turned off because the bare loop does without them too: gradient checkpointing and bfloat16.
-The chunked loss, once ``chunked_nll`` and now ``nll``, and the token metrics of each step are TRL's own and cannot be turned off.
+The chunked loss, once ``chunked_nll`` and now ``nll``, and the metrics of tokens per step cannot be turned off.
 
 Run as: ``torchrun --standalone --nproc-per-node 2 -m benchmarks.train_throughput.peer_trl --workload W ...``
 """

@@ -1,8 +1,9 @@
 """Runs the variants one after the other, over and over, and writes the comparison.
 
 Run as: ``python -m benchmarks.train_throughput.run --alpaca alpaca.json [--repeats 5] [--only c,d,ci,e]``
-Each repeat runs all variants once, in an order that is rotated, and measures the floor of a step. Then the same variants run few steps with a
-large vocabulary, for their memory. Exit code 0: every variant has a number in every repeat; 1: some runs failed, or the machine was never quiet.
+Each repeat runs all variants once, in a rotated order, and measures the floor of a step. Then the same variants run few
+steps with a large vocabulary, for their memory. Exit code 0: every variant has a number in every repeat; 1: some runs
+failed, or the machine was never quiet.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def run_peer(name: str, job: Job) -> dict[str, Any]:
 
 
 def typical_documents(workload: Workload) -> list[int]:
-    """Return the lengths of the documents of the packed row whose attention takes nearest to the mean of all rows: the sum of squares."""
+    """Return the lengths of documents of the packed row whose attention (sum of squares) is nearest to the mean row."""
     begins = [(np.flatnonzero(row["position_ids"] == 0), len(row["labels"])) for row in isolated_rows(workload)]
     rows = [np.diff(at, append=end) for at, end in begins]
     squares = np.array([int((lengths**2).sum()) for lengths in rows])
@@ -55,10 +56,11 @@ def run_floor(job: Job) -> dict[str, Any]:
     """Measure matrix products and attention of a step alone, with as many processes at a time as there are ranks."""
     out, meta = job.folder / "floor.json", job.workload.meta
     shapes = {
-        "processes": WORLD, "tokens": SEQ_LEN, "length": SEQ_LEN, "hidden": MODEL["hidden_size"], "intermediate": MODEL["intermediate_size"],
-        "layers": MODEL["num_hidden_layers"], "heads": MODEL["num_attention_heads"], "kv-heads": MODEL["num_key_value_heads"],
-        "head-dim": MODEL["hidden_size"] // MODEL["num_attention_heads"], "vocabulary": meta["vocab"], "rank": LORA["r"],
-        "documents": ",".join(map(str, typical_documents(job.workload))), "json": out,
+        "processes": WORLD, "tokens": SEQ_LEN, "length": SEQ_LEN, "hidden": MODEL["hidden_size"],
+        "intermediate": MODEL["intermediate_size"], "layers": MODEL["num_hidden_layers"],
+        "heads": MODEL["num_attention_heads"], "kv-heads": MODEL["num_key_value_heads"],
+        "head-dim": MODEL["hidden_size"] // MODEL["num_attention_heads"], "vocabulary": meta["vocab"],
+        "rank": LORA["r"], "documents": ",".join(map(str, typical_documents(job.workload))), "json": out,
     }  # fmt: skip
     words = [word for key, value in shapes.items() for word in (f"--{key}", str(value))]
     run([sys.executable, "-m", "benchmarks.step_floor", *words], job.folder / "run.log", job.timeout_s, ENV)

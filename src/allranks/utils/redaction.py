@@ -131,12 +131,13 @@ def _user_part(match: re.Match[str]) -> str:
 
 _PUBLISHED = (
     r"hf_[A-Za-z0-9]{10,}", r"api_org_[A-Za-z0-9]{16,}", r"gh[pousr]_[A-Za-z0-9]{16,}", r"github_pat_\w{20,}",
-    r"sk-[\w-]{16,}", r"gsk_[A-Za-z0-9]{20,}", r"xai-[A-Za-z0-9]{20,}", r"pplx-[A-Za-z0-9]{20,}", r"r8_[A-Za-z0-9]{30,}",
-    r"wandb_v1_[\w-]{20,}", r"nvapi-[\w-]{20,}", r"xox[abeoprs]-[\w-]{10,}", r"xapp-\d-[\w-]{10,}", r"(?:A3T[A-Z0-9]|AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{12,}",
-    r"AIza[\w-]{30,}", r"ya29\.[\w-]{20,}", r"GOCSPX-[\w-]{20,}", r"npm_[A-Za-z0-9]{20,}", r"pypi-[\w-]{20,}", r"dckr_(?:pat|oat)_[\w-]{20,}",
-    r"[sr]k_(?:test|live|prod)_[A-Za-z0-9]{10,}", r"SG\.[\w-]{16,}\.[\w-]{16,}", r"do[opr]_v1_[a-f0-9]{32,}", r"dapi[a-f0-9]{32}(?:-\d)?",
-    r"hv[sbr]\.[\w-]{24,}", r"shp(?:at|ca|pa|ss)_[a-fA-F0-9]{32}", r"tskey-[\w-]{16,}", r"ATATT3[\w=-]{20,}",
-    r"AGE-SECRET-KEY-1[A-Z0-9]{20,}", r"dop_v1_[a-f0-9]{32,}",
+    r"sk-[\w-]{16,}", r"gsk_[A-Za-z0-9]{20,}", r"xai-[A-Za-z0-9]{20,}", r"pplx-[A-Za-z0-9]{20,}",
+    r"r8_[A-Za-z0-9]{30,}", r"wandb_v1_[\w-]{20,}", r"nvapi-[\w-]{20,}", r"xox[abeoprs]-[\w-]{10,}",
+    r"xapp-\d-[\w-]{10,}", r"(?:A3T[A-Z0-9]|AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{12,}", r"AIza[\w-]{30,}", r"ya29\.[\w-]{20,}",
+    r"GOCSPX-[\w-]{20,}", r"npm_[A-Za-z0-9]{20,}", r"pypi-[\w-]{20,}", r"dckr_(?:pat|oat)_[\w-]{20,}",
+    r"[sr]k_(?:test|live|prod)_[A-Za-z0-9]{10,}", r"SG\.[\w-]{16,}\.[\w-]{16,}", r"do[opr]_v1_[a-f0-9]{32,}",
+    r"dapi[a-f0-9]{32}(?:-\d)?", r"hv[sbr]\.[\w-]{24,}", r"shp(?:at|ca|pa|ss)_[a-fA-F0-9]{32}", r"tskey-[\w-]{16,}",
+    r"ATATT3[\w=-]{20,}", r"AGE-SECRET-KEY-1[A-Z0-9]{20,}", r"dop_v1_[a-f0-9]{32,}",
 )  # fmt: skip
 _PUBLISHED_KEYWORDS = (
     "hf_", "api_org_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "sk-", "gsk_", "xai-", "pplx-", "r8_",

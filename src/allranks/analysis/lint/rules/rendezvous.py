@@ -88,8 +88,10 @@ def _is_rendezvous_port(job: JobDescription, name: str, value: str) -> bool:
 def _ports_of_launchers(job: JobDescription) -> Iterator[tuple[int, int, str]]:
     for launch in job.launches:
         for name, pattern in (
-            ("master_port", r"(?<![\w$])\d+\Z"), ("main_process_port", r"(?<![\w$])\d+\Z"), ("rdzv_endpoint", r"(?<=:)\d+\Z"),
-        ):  # fmt: skip
+            ("master_port", r"(?<![\w$])\d+\Z"),
+            ("main_process_port", r"(?<![\w$])\d+\Z"),
+            ("rdzv_endpoint", r"(?<=:)\d+\Z"),
+        ):
             option = launch.option(name)
             match = re.search(pattern, option.value or "") if option else None
             if option and match and match[0] != "0" and "standalone" not in launch.options:
