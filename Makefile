@@ -5,7 +5,7 @@
 # make test-dist  those of them that run on gloo ranks
 # make test-all  all tests, the full matrices too (hours);  make test-all PART="unit chaos"  parts of it, see PARTS
 # make chaos   random faults with fixed seeds into runs that start again by themselves (hours);  make chaos SHARD=1/4
-# make gpu     proves it on one GPU, in at most 28 minutes and without network;  make gpu STAGE="correctness speed model"
+# make gpu     proves it on one GPU, in at most 28 minutes, without network;  make gpu STAGE="correctness speed model"
 #              AGAIN=1 repeats what is recorded, DEVICE=cpu rehearses with tiny sizes, RESULTS=DIR writes elsewhere
 # make gpu-wheels HAVE=FREEZE FOR=3.12  downloads into .wheels what an offline machine lacks (see benchmarks/README.md)
 # make site    builds the documentation site in build/site; a broken link fails
@@ -81,8 +81,9 @@ part-%: setup
 	@mkdir -p .test-all; rm -f .test-all/$*.xml .test-all/$*.again.xml; code=0; echo "test-all: $*"; \
 	  TEST_ALL=1 timeout 7200 $(PYTEST) -q $(PARALLEL) --timeout 900 $($*) --junitxml=.test-all/$*.xml || code=$$?; \
 	  if [ $$code -eq 1 ]; then \
-	    echo "test-all: what failed beside other tests of $* runs once more, alone; only what fails again counts"; code=0; \
-	    TEST_ALL=1 timeout 3600 $(PYTEST) -q --timeout 900 --last-failed --last-failed-no-failures none $($*) --junitxml=.test-all/$*.again.xml || code=$$?; \
+	    echo "test-all: what failed beside other tests of $* runs once more, alone; only what fails again counts"; \
+	    code=0; TEST_ALL=1 timeout 3600 $(PYTEST) -q --timeout 900 --last-failed --last-failed-no-failures none \
+	      $($*) --junitxml=.test-all/$*.again.xml || code=$$?; \
 	  fi; echo $$code > .test-all/$*.code
 	@$(VENV)/bin/python scripts/record_tests.py $* .test-all/$*.xml benchmarks/results/test_all.json || true
 
@@ -95,12 +96,14 @@ chaos: setup slurm
 slurm:
 	@bash scripts/install-slurm.sh --check >/dev/null 2>&1 || bash scripts/install-slurm.sh --accounting || true
 
-# Not after setup, which needs a network: without $(VENV) this is the Python with torch, and packages that it lacks come from .wheels.
+# Not after setup, which needs a network: without $(VENV) this is the Python with torch, and packages that it lacks come
+# from .wheels.
 DEVICE ?= cuda
 GPU_PYTHON := $(or $(wildcard $(VENV)/bin/python),$(PYTHON))
 WHEELS := $(if $(wildcard $(VENV)/bin/python),,$(wildcard .wheels/*.whl))
 gpu: $(if $(WHEELS),.wheels/site/.ready)
-	@PYTHONPATH="$(CURDIR)/src:$(CURDIR)/.wheels/site$(if $(PYTHONPATH),:$(PYTHONPATH))" $(GPU_PYTHON) -m benchmarks.gpu --device $(DEVICE) \
+	@PYTHONPATH="$(CURDIR)/src:$(CURDIR)/.wheels/site$(if $(PYTHONPATH),:$(PYTHONPATH))" \
+	  $(GPU_PYTHON) -m benchmarks.gpu --device $(DEVICE) \
 	  $(if $(STAGE),--stage $(STAGE)) $(if $(AGAIN),--again) $(if $(RESULTS),--results "$(RESULTS)")
 
 .wheels/site/.ready: $(WHEELS)
@@ -112,15 +115,16 @@ gpu-wheels: setup
 	@$(VENV)/bin/python scripts/gpu_wheels.py $(if $(HAVE),--have "$(HAVE)") $(if $(FOR),--python $(FOR))
 
 lint: setup
-	@$(VENV)/bin/ruff check src tests benchmarks
-	@$(VENV)/bin/ruff format --check src tests benchmarks
+	@$(VENV)/bin/ruff check src tests benchmarks scripts
+	@$(VENV)/bin/ruff format --check src tests benchmarks scripts
 	@$(VENV)/bin/pyright
 	@$(VENV)/bin/lint-imports
 	@$(PYTEST) -q -m docs tests
 
 # In an environment of its own: the site needs neither torch nor the tests' packages.
 site: build/site-env/.ready
-	@NO_MKDOCS_2_WARNING=1 build/site-env/bin/python -m mkdocs build --strict 2>&1 | grep -v "^INFO"; exit $${PIPESTATUS[0]}
+	@NO_MKDOCS_2_WARNING=1 build/site-env/bin/python -m mkdocs build --strict 2>&1 | grep -v "^INFO"; \
+	  exit $${PIPESTATUS[0]}
 	@echo "site: build/site/index.html"
 
 build/site-env/.ready: pyproject.toml constraints.txt
