@@ -1,6 +1,7 @@
 """Each check names the node that is wrong, and only that one, with what to do; the network that all nodes are on."""
 
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,14 @@ def test_a_missing_package_and_a_differing_version() -> None:
 
 
 def test_an_engines_package_is_looked_for_and_not_imported(tmp_path: Path) -> None:
-    base = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}}
+    base: dict[str, Any] = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}}
     for strategy, package in (("deepspeed_zero1", "deepspeed"), ("hf_trainer", "accelerate"), ("pytorch_ddp", None)):
         required = node_requirements(parse_spec({**base, "strategy": {"name": strategy}}), tmp_path)
         assert set(required.packages) - set(required.imports) == ({package} - {None}), strategy
+    for version, package in ((2, "flash_attn"), (3, "flash_attn_interface"), (4, "flash_attn")):
+        given = {**base, "model": {**base["model"], "attention": f"flash_attention_{version}"}}
+        from_hub = find_spec("kernels") is not None
+        assert (package in node_requirements(parse_spec(given), tmp_path).packages) != from_hub
     engine = {"deepspeed": Package(version="0.18.0", origin="/env/deepspeed/__init__.py")}
     nodes = [node(n, packages=with_packages(n, **(engine if n < 3 else {}))) for n in (1, 2, 3)]
     check = only(survey(*nodes, required=replace(REQUIRED, packages=["torch", "deepspeed"])), "n3.pkgs")

@@ -28,7 +28,7 @@ from allranks.utils.redaction import redact
 from allranks.utils.text import did_you_mean
 
 # What people write in place of a section: its most important key's value.
-ATTENTIONS = (ATTENTION_AUTO, "eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3")
+ATTENTIONS = (ATTENTION_AUTO, "eager", "sdpa", "flex_attention", *(f"flash_attention_{n}" for n in (2, 3, 4)))
 MAIN_KEYS = {
     "model": "name", "data": "source", "adapter": "type", "checkpoint": "mode", "strategy": "name", "script": "path",
 }  # fmt: skip

@@ -61,6 +61,14 @@ def needed_packages(spec: RunSpec) -> list[str]:
     return TRAINING_PACKAGES + (["peft"] if spec.adapter.type == "lora" else [])
 
 
+FLASH_PACKAGES = {
+    "flash_attention_2": ("flash_attn", "flash-attn"),
+    "flash_attention_3": ("flash_attn_interface", "flash-attn-3"),
+    "flash_attention_4": ("flash_attn", "flash-attn-4"),
+}
+"""What transformers imports, and the distribution from which it must be."""
+
+
 def required_packages(spec: RunSpec) -> dict[str, str]:
     """Return every package a run needs with its install command; those that all ranks import come first."""
     packages = dict.fromkeys(needed_packages(spec), "pip install 'allranks[train]'")
@@ -72,9 +80,9 @@ def required_packages(spec: RunSpec) -> dict[str, str]:
     for name in spec.observe.all_trackers:
         if ":" not in name:  # a class of the user is imported by rank 0, from its folder too
             packages[name] = f"pip install 'allranks[{name}]'"
-    flash = spec.model is not None and spec.model.attention.startswith("flash_attention_")
+    flash = FLASH_PACKAGES.get(spec.model.attention) if spec.model is not None else None
     if flash and importlib.util.find_spec("kernels") is None:  # with which transformers loads them from the hub
-        packages["flash_attn"] = "pip install flash-attn, or set model.attention: sdpa"
+        packages[flash[0]] = f"pip install kernels, or {flash[1]}, or set model.attention: sdpa"
     return packages
 
 
