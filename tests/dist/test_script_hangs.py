@@ -29,8 +29,8 @@ def evaluate_alone(seconds):
 def answer_as_ras(server, pid):
     connection, _ = server.accept()
     connection.recv(1000)
-    process = f"Process {pid} on node 10.0.0.1 managing GPU 1"
-    text = f"INCOMPLETE\\n  Missing communicator data from 1 job process\\n  {process}\\n"
+    text = f"INCOMPLETE\\n  Missing communicator data from 1 job process\\n  \
+Process {pid} on node 10.0.0.1 managing GPU 1\\n"
     connection.sendall(f"OK\\nCommunicators... (2.05s)\\n\\nErrors\\n======\\n\\n{text}".encode())
     connection.close()
 
