@@ -70,7 +70,7 @@ class Browser:
             "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
         )
         theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[theme])
+        self.call("Emulation.setEmulatedMedia", media="", features=[theme])
         self.problems, self._loaded = [], False
         self.call("Page.navigate", url=address)
         while not self._loaded:

@@ -107,6 +107,25 @@ def test_a_page_works(browser: Browser, page: str, width: int) -> None:
     assert browser.run("document.documentElement.scrollWidth <= innerWidth") and browser.problems == []
 
 
+CUT = """[...document.querySelectorAll('main *, .plot svg')].filter((e) => e.checkVisibility() && (
+  e.getBoundingClientRect().right > innerWidth + 1 || (e.matches('.table, pre') && e.scrollWidth > e.clientWidth + 1)))
+  .map((e) => e.outerHTML.slice(0, 90))"""
+GLUED = """(() => { const all = [...document.querySelectorAll('main .panel:not(.card), main .cards, main h2')];
+  const rects = all.map((e) => e.getBoundingClientRect());
+  return all.slice(1).filter((e, i) => rects[i + 1].top < rects[i].bottom + 8).map((e) => e.outerHTML.slice(0, 90)); })()"""
+
+
+def test_a_page_is_printed_whole(browser: Browser, page: str) -> None:
+    """On A4, after it was drawn in a wide window."""
+    browser.open(page)
+    browser.draw()
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    browser.call("Emulation.setDeviceMetricsOverride", width=718, height=1000, deviceScaleFactor=1, mobile=False)
+    browser.run("dispatchEvent(new Event('beforeprint'))")
+    assert browser.run(CUT) == [] and browser.run(GLUED) == []
+    assert not browser.run("[...document.querySelectorAll('nav, .log')].some((e) => e.checkVisibility())")
+
+
 @pytest.mark.skipif(not AXE.exists(), reason=f"needs axe-core: npm install --prefix {sys.prefix} axe-core")
 @pytest.mark.parametrize("width", [1400, 420])
 def test_a_page_is_accessible(browser: Browser, page: str, width: int) -> None:

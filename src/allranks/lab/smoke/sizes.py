@@ -101,11 +101,13 @@ def mlp_spec(
     scaled = []
     if (chosen, rows) != (width, full_rows):
         sizes = f"{parameters(chosen):,} parameters instead of {parameters(width):,}"
-        scaled.append(f"width {chosen} instead of {width}: {sizes}; {why}")
+        scaled.append(f"width {chosen} instead of {width}: {sizes}")
     if rows != full_rows:
-        scaled.append(f"{rows} rows per rank instead of {full_rows}; {why}")
+        scaled.append(f"{rows} rows per rank instead of {full_rows}")
     if steps != full_steps:
-        scaled.append(f"{steps} steps instead of {full_steps}; {why}")
+        scaled.append(f"{steps} steps instead of {full_steps}")
+    if scaled:
+        scaled[-1] += f"; {why}"
     return spec, scaled
 
 
