@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from allranks.errors import RequestError
-from allranks.experiments import sweep, sweep_trials
+from allranks.experiments import sweep, sweep_array, sweep_trials
 from allranks.experiments.sweep import DivergenceWatch, PointResult, grid_points, ranked
 from allranks.launch.runs import NullObserver
-from allranks.rundir.paths import RunDir
+from allranks.rundir.files import write_json
+from allranks.rundir.paths import RunDir, create_run
 from tests.conftest import tiny_spec
 
 
@@ -48,6 +49,18 @@ def test_the_same_command_continues_its_sweep_and_one_process_runs_it(tmp_path: 
         with pytest.raises(RequestError, match=r"hold a secret|did you mean 'train\.lr'|there is no gone") as raised:
             sweep.create_sweep(spec, sets, wrong)
         assert "a1B2" not in str(raised.value) and sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_point_whose_task_was_killed_by_a_second_ctrl_c_is_stopped_unless_it_had_succeeded(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(json.dumps(tiny_spec("builtin:instructions", tmp_path)))
+    one = sweep.create_sweep(spec, [], grid_points(["train.lr=1,2,3,4"]))
+    for name, status in ("p1", "failed"), ("p2", "succeeded"), ("p3", "failed"):
+        run = create_run(one.folder, name)
+        write_json(run.spec, {})
+        write_json(run.metrics, {"status": status})
+    sweep_array.mark_stopped(one, {1, 2, 4})
+    assert [result.status for result in sweep.results_of(one)] == ["stopped", "succeeded", "failed", "open"]
 
 
 def test_optuna_chooses_from_ranges_and_a_continued_study_repeats_nothing(tmp_path: Path) -> None:

@@ -263,8 +263,9 @@ def _result(sweep: Sweep, point: SweepPoint, run: RunDir | None) -> PointResult:
         return PointResult(name=point.name, sets=sets, run=None, status=status, message=message)
     metrics = read_record(run.metrics)
     diverged = (run.root / "diverged").exists()
-    stopped = "stopped" if (run.root / STOPPED).exists() else ""
-    status = "diverged" if diverged else stopped or str(metrics.get("status") or "unfinished")
+    status = "diverged" if diverged else str(metrics.get("status") or "unfinished")
+    if status not in ("diverged", "succeeded") and (run.root / STOPPED).exists():
+        status = "stopped"
     return PointResult(
         name=point.name,
         sets=sets,

@@ -10,10 +10,11 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from allranks.errors import EnvironmentNotAble, RequestError
-from allranks.experiments.sweep import SPEC, Sweep, is_left, only_one, results_of, run_point
+from allranks.experiments.sweep import SPEC, STOPPED, Sweep, is_left, only_one, results_of, run_point
 from allranks.launch import preview
 from allranks.launch.runs import Observer, count_signals
 from allranks.launch.slurm.launcher import SlurmLauncher, inside_allocation
@@ -123,12 +124,20 @@ def _follow(sweep: Sweep, slurm: Slurm, job: str, view: Observer) -> bool:
                 _cancel(slurm, job, view, "--signal=USR1", "--batch", "--state=RUNNING")
             elif counts.interrupts > 1 and killed_at == float("inf"):
                 killed_at = time.monotonic()
+                mark_stopped(sweep, running)
                 _cancel(slurm, job, view)
             until = time.monotonic() + POLL_S
             while time.monotonic() < until and counts.interrupts + counts.stops == seen:
                 time.sleep(0.1)
     _say_ended(sweep, running, view)
     return not stopping
+
+
+def mark_stopped(sweep: Sweep, numbers: Iterable[int]) -> None:
+    """Record that the user ends these points, whose tasks Slurm may kill before they have recorded it themselves."""
+    results = results_of(sweep)
+    for run in filter(None, (results[number - 1].run for number in numbers)):
+        (Path(sweep.folder) / run / STOPPED).touch()
 
 
 def _cancel(slurm: Slurm, job: str, view: Observer, *options: str) -> None:
