@@ -117,7 +117,7 @@ def test_an_agent_that_was_killed_after_whose_end_all_ranks_saved_and_stopped_is
     found = attempt.conclude(1, end)
     assert (found.status, found.exit_code) == ("stopped", 1)
     assert "stopped after step 6 (the agent on n1 is gone: process 77 was killed)" in found.message
-    assert f"Continue with: allranks resume {attempt.run.name}" in found.message
+    assert f"Continue with: allranks resume {attempt.run.root}" in found.message
 
 
 @pytest.mark.parametrize(("free", "told"), [(4096, True), (1 << 30, False)])
@@ -224,7 +224,8 @@ def test_a_person_who_interrupts_is_named_before_what_follows(attempt: Attempt) 
 
 
 @pytest.mark.parametrize("said_by", ["slurm", "driver"])
-def test_a_cancelled_job_is_called_so(tmp_path: Path, said_by: str) -> None:
+def test_a_cancelled_job_is_called_so(tmp_path: Path, said_by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the name of the run is enough where its folder is in the default run root
     attempt = Attempt(tmp_path, "slurm")
     write_json(attempt.run.job, {"job": "7", "slurm": "x"})
     if said_by == "driver":

@@ -347,7 +347,7 @@ def _detach(run_dir: RunDir, plan: LaunchPlan, prepared: PreparedRun, as_json: b
     if as_json:
         print_json({"run": run_dir.name, "folder": str(run_dir.root)})
     else:
-        follow, cancel = f"allranks logs {run_dir.name} --follow", f"allranks cancel {run_dir.name}"
+        follow, cancel = f"allranks logs {run_dir.argument} --follow", f"allranks cancel {run_dir.argument}"
         echo(f"started {run_dir.name}; follow it with: {follow}; end it with: {cancel}", message=True)
     return EXIT_OK
 

@@ -144,7 +144,7 @@ def rm_command(runs: tuple[str, ...], yes: bool, run_root: Path) -> int:
         if not (run.plan.is_file() and run.run_args.is_file() and run.events.is_dir()) or run.root.is_symlink():
             raise RequestError(f"{run.root}: is not a run folder that allranks has made; nothing was removed")
         if api.running(run):
-            raise RequestError(f"run {run.name} is running; end it first with: allranks cancel {run.name}")
+            raise RequestError(f"run {run.name} is running; end it first with: allranks cancel {run.argument}")
     for run in folders:
         steps = run.checkpoint_steps()
         kept = f", checkpoints of step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))}" if steps else ""

@@ -100,7 +100,7 @@ class _Watch:
                     live.update(self.view(), refresh=True)
             except KeyboardInterrupt:
                 live.stop()
-                echo(f"left; the run goes on. End it with: allranks cancel {self._run.name}", message=True)
+                echo(f"left; the run goes on. End it with: allranks cancel {self._run.argument}", message=True)
                 return EXIT_OK
         return EXIT_OK if self.status == "succeeded" else EXIT_FAILED
 

@@ -267,7 +267,8 @@ class _EndedAttempt:
         if step not in self._saved:
             text = f"stopped before a checkpoint was written ({why}){self._how_to_continue()}"
             return "failed", text, EXIT_FAILED
-        where = f"a full checkpoint is in {self._run.checkpoint(step)}. Continue with: allranks resume {self._run.name}"
+        again = f"Continue with: allranks resume {self._run.argument}"
+        where = f"a full checkpoint is in {self._run.checkpoint(step)}. {again}"
         return "stopped", f"stopped after step {step} ({why}); {where}", EXIT_FAILED
 
     def _how_to_continue(self) -> str:
@@ -275,7 +276,7 @@ class _EndedAttempt:
             return ""
         if not self._saved:
             return ". No checkpoint had been written"
-        return f". Continue after step {self._saved[-1]} with: allranks resume {self._run.name}"
+        return f". Continue after step {self._saved[-1]} with: allranks resume {self._run.argument}"
 
     def _describe_cancellation(self) -> str:
         """Describe a Slurm job that a user cancelled; empty if it was not, or if `handle_dead_driver` cancelled it."""
@@ -393,7 +394,7 @@ def current_metrics(run: RunDir, *, alive: bool) -> dict[str, Any] | None:
     spec, plan = load_spec(run.spec), load_plan(run)
     metrics = summarize(run.name, spec, plan, ranks, status) | progress_metrics(ranks)
     if status == "unfinished":
-        metrics["message"] = UNFINISHED_MESSAGE.format(run.name)
+        metrics["message"] = UNFINISHED_MESSAGE.format(run.argument)
     metrics |= _time_and_cost(run, spec, plan, ranks, metrics)
     metrics |= {
         key: before[key] for key in ("message", "failure", "network", "restarts") if key in before and not alive

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 import stat
 import time
 from pathlib import Path
@@ -81,6 +82,11 @@ class RunDir(Struct, frozen=True):
     @property
     def name(self) -> str:
         return self.root.name
+
+    @property
+    def argument(self) -> str:
+        """Return how commands in the current folder name this run: its path, unless it is in the default run root."""
+        return self.name if self.root.parent == Path("runs").absolute() else shlex.quote(str(self.root))
 
     def events_of(self, rank: int) -> Path:
         return self.events / f"rank{rank}.jsonl"
