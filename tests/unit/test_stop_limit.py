@@ -2,6 +2,7 @@
 
 import time
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,12 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from allranks.launch import stop_limit
+from allranks.launch.runs import SignalCounts, follow
 from allranks.launch.slurm.job import IN_ALLOCATION
 from allranks.launch.slurm.requeue import StopAndRequeue
 from allranks.launch.stop_limit import FACTOR, LEAST_S, STEPS, StopLimit
 from allranks.launch.supervisor import JobEnd
 from allranks.nodes.slurm.answers import JobInfo
 from allranks.planning.planner import make_plan
+from allranks.rundir.events import EventTail
 from allranks.rundir.paths import RunDir
 from allranks.spec import parse_spec
 from allranks.spec.records import ClusterSpec
@@ -89,6 +93,23 @@ def test_a_resumed_run_that_has_not_begun_has_nothing_to_save(tmp_path: Path) ->
     append(RunDir(tmp_path), [{"event": "start", "attempt": 2}, phase("train")])
     limit.expired(time.monotonic() + 2)
     assert limit.limit_s == LEAST_S + FACTOR * STEPS * 10.0, "times of the earlier attempt count"
+
+
+def test_what_the_ranks_do_before_they_end_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop_limit, "POLL_S", -1.0)
+    run, said, counts = RunDir(tmp_path), list[str](), SignalCounts()
+    limit_of(tmp_path, TRAINED)
+    later = [[], [phase("save", limit_s=300.0)], [step(20.0), phase("train")], [phase("done")]]
+
+    def poll() -> int | None:
+        append(run, later.pop(0))
+        return None if later else 0
+
+    job: Any = SimpleNamespace(poll=poll, news=lambda: None, request_stop=said.append, interrupt_grace_s=LEAST)
+    view: Any = SimpleNamespace(say=said.append, event=lambda event: None)
+    counts.interrupts = 1
+    assert follow(job, EventTail(run, 2), view, counts, partial(StopLimit, run, PLAN)) == 0
+    assert ["finish their step" in text for text in said] == [False, True, False] and "within 300 s" in said[2]
 
 
 @pytest.mark.parametrize("needed_s, left_s, why", [(300.0, 290.0, "time_limit"), (300.0, 400.0, ""), (100.0, 90.0, "")])

@@ -156,7 +156,7 @@ def follow(
     slow = StragglerDetector()
     stop: StopLimit | None = None
     killed_at: float | None = None
-    interrupted, last_text = False, ""
+    interrupted, shown = False, set[tuple[str, bool]]()
     while (code := job.poll()) is None:
         _show_events(tail.new(), observer, slow)
         if news := job.news():
@@ -177,9 +177,10 @@ def follow(
                 if program_grace_s is None
                 else (f"SIGTERM to every rank; what still runs after {program_grace_s:g} s (script.grace_s) is killed")
             )
-            if (text := f"{text}{'; Ctrl-C again kills them now' if interrupted else ''}") != last_text:
-                last_text = text
-                observer.say(f"stopping: {text}")
+            # the limit is measured anew, and after the checkpoint the phase is again that of steps
+            if (what := (text.partition(" within ")[0], interrupted)) not in shown:
+                shown.add(what)
+                observer.say(f"stopping: {text}{'; Ctrl-C again kills them now' if interrupted else ''}")
             if expired or counts.interrupts > 1:
                 killed_at = now
                 job.kill()
