@@ -82,6 +82,11 @@ def test_escape_codes_are_removed_in_any_spelling(raw: bytes) -> None:
     assert strip_escapes(b"x[3] took [5m] a[31]m") == b"x[3] took [5m] a[31]m"
 
 
+def test_the_name_of_an_interpreter_is_no_host() -> None:
+    line = "python3: can't open file '/w/a.py': [Errno 2] No such file or directory"
+    assert (parse_line(line, labelled=False).host, parse_line(f"n3: {line}", labelled=False).host) == (None, "n3")
+
+
 XID, SXID = "[ 10.5] NVRM: Xid (PCI:0000:c1:00): ", "nvidia-nvswitch3: SXid (PCI:0000:86:00.0): "
 RECOVERY = f"{XID}154, GPU recovery action changed from 0x0 (None) to"
 EI0005 = "[ERROR] HCCL EI0005: The arguments for collective communication are inconsistent between ranks."

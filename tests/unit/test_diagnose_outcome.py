@@ -45,6 +45,11 @@ def read(tmp_path: Path, text: str) -> Diagnosis:
         (FULL, f"{RAISED}allranks.errors.CheckpointError: {FULL}\n", ("disk_full", 0, "n2")),
         (LOST, "RuntimeError: Connection closed by peer [10.1.0.3]:4455\n", ("node_unhealthy", None, "n3")),
         (LOST.replace("n3", "this machine"), "", ("node_unhealthy", None, None)),
+        (
+            "n1: node 0 cannot listen on n1:80 for the store of the ranks: only root may listen on a port below 1024",
+            "",
+            ("port_reserved", None, None),
+        ),
         (LIMIT, "", ("slurm_time_limit", None, None)),
         ("rank 1 on n2 failed after step 3: OutOfMemoryError: CUDA out of memory. Log: /r", "", ("cuda_oom", 1, "n2")),
         ("rank 1 on n2 failed: CheckpointError: different metadata for x", "", ("application_error", 1, "n2")),

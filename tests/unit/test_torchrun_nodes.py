@@ -1,5 +1,6 @@
 """How the nodes of `allranks torchrun` find each other: who drives, who is refused, and in which order they are."""
 
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ import pytest
 from allranks.errors import EnvironmentNotAble
 from allranks.launch.torchrun import nodes
 from allranks.launch.torchrun.options import TorchrunOptions, parse
+from tests.other_users import OTHER_USER, needs_other_user
 
 
 def options(port: int, *more: str) -> TorchrunOptions:
@@ -102,3 +104,13 @@ def test_node_rank(monkeypatch: pytest.MonkeyPatch, words: str, slurm: dict[str,
     for name, value in slurm.items():
         monkeypatch.setenv(name, value)
     assert nodes.own_node_rank(options(1, "--nnodes=3", *words.split())) == expected
+
+
+@needs_other_user
+def test_a_port_that_is_reserved_for_root_is_not_called_taken() -> None:
+    os.seteuid(OTHER_USER)
+    try:
+        with pytest.raises(EnvironmentNotAble, match=r"port 1023, where the nodes meet: only root may listen"):
+            nodes.open_endpoint(options(1023, "--nnodes=2"), 0, 1023)
+    finally:
+        os.seteuid(0)

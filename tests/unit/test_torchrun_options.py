@@ -81,6 +81,11 @@ def test_which_ranks_are_shown(words: str, first: dict[int, bool], second: dict[
     assert shown_ranks(options, 2, first_node=False) == second
 
 
+def test_a_blank_behind_the_backslash_of_a_cut_line_is_named() -> None:
+    with pytest.raises(RequestError, match="a backslash that continues a line"):
+        request.read_node(parse(("--standalone", " "), {}))
+
+
 def test_ranks_python_store_and_folder_are_those_of_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = [Gpu(index=i, name="H100", memory_bytes=1) for i in range(3)]
     facts = [MachineFacts(host="n", cpus=9, memory_bytes=1, gpus=g, cpu_model="", system="") for g in (gpus, [])]

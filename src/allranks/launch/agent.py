@@ -35,10 +35,12 @@ from allranks.launch.monitor.telemetry import TelemetrySampler
 from allranks.launch.process_guard import ProcessGuard
 from allranks.launch.rank import end_with_parent
 from allranks.launch.rendezvous import (
+    END_ITS_PROGRAM,
     LOOPBACK,
     FileStoreFolder,
     Rendezvous,
     TcpStoreServer,
+    bind_problem,
     free_port,
     host_labels,
     interface_towards,
@@ -223,9 +225,8 @@ class Agent:
                     raise
                 server = TcpStoreServer(listen, 0, python)
         except OSError as error:
-            self._refused = (
-                f"node 0 cannot listen on {address}:{port} for the store of the ranks: {error.strerror}; {cure}, "
-                "so that a free port is chosen, or end the program that uses it (ss -ltnp shows it)"
+            self._refused = f"node 0 cannot listen on {address}:{port} for the store of the ranks: " + bind_problem(
+                error, port, f"{cure}, so that a free port is chosen, or {END_ITS_PROGRAM}"
             )
             return
         if server.note:

@@ -24,6 +24,8 @@ from allranks.rundir.heartbeat import STORE_VARIABLE
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 4096
+UNPRIVILEGED_PORT = 1024  # net.ipv4.ip_unprivileged_port_start, which few change
+END_ITS_PROGRAM = "end the program that uses it (ss -ltnp shows it)"
 
 
 class NodeAddress(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,6 +153,13 @@ class TcpStoreServer:
     def close(self) -> None:
         self._process.kill()
         self._process.wait(timeout=10)
+
+
+def bind_problem(error: OSError, port: int, cure: str) -> str:
+    """Return why nothing can listen on a port, and the cure; ports that are reserved for root have their own."""
+    if error.errno == errno.EACCES and port < UNPRIVILEGED_PORT:
+        return f"only root may listen on a port below {UNPRIVILEGED_PORT}; choose a higher one"
+    return f"{os.strerror(error.errno or 0)}; {cure}"
 
 
 def _bind(address: str, port: int) -> socket.socket:

@@ -62,7 +62,7 @@ _STAMPED = re.compile(
 _UNIT = re.compile(r"^[\w./-]+\[\d+\]: " + _OWN_FORM)  # the program and process that syslog and journald name
 _JSON_MESSAGE = re.compile(r"^\s*\"message\": \"" + _OWN_FORM)  # of the error file of torch's launcher
 _AT_HOST = re.compile(r"^(?P<host>[A-Za-z][\w-]*\d[\w.-]*): " + _OWN_FORM)
-_HOST = re.compile(r"^(?:slurm(?:step)?d-)?(?P<host>[A-Za-z][\w-]*\d[\w.-]*): (?=\S)")
+_HOST = re.compile(r"^(?!python\d)(?:slurm(?:step)?d-)?(?P<host>[A-Za-z][\w-]*\d[\w.-]*): (?=\S)")
 _IN_RANK = re.compile(r"\[(?:PG [^\]]{0,80}?)?\bRank (?P<rank>\d{1,7})\]", re.IGNORECASE)
 _ON = re.compile(r"\*\*\* (?:JOB|STEP) \S+ ON (?P<host>[\w.-]+) ")
 _SRUN = re.compile(r"srun: error: (?P<host>[A-Za-z][\w.-]*): tasks? (?P<task>\d+)")

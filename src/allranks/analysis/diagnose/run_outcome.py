@@ -34,6 +34,7 @@ _ENDINGS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("disk_full", r"are needed, \S+ \S+ are free|are free in /|No space left on device|Disk quota exceeded"),
         ("library_missing", r"`module load [^`]+` failed"),
         ("stale_file_handle", r"Stale file handle"),
+        ("port_reserved", r"only root may listen"),
         ("output_not_writable", r"Permission denied|Read-only file system"),
         ("loss_not_finite", r"\bnot finite\b"),
         ("slurm_time_limit", r"time limit is near|\b(?:says|ended as) (?:TIMEOUT|DEADLINE)"),

@@ -31,6 +31,7 @@ from allranks.launch.channel import authenticate, keep_alive, receive_exactly
 from allranks.launch.launchers import LocalLauncher, agent_words, write_attempt_args
 from allranks.launch.local_job import LocalJob
 from allranks.launch.rank_processes import TORCHRUN_VARIABLE
+from allranks.launch.rendezvous import END_ITS_PROGRAM, bind_problem
 from allranks.launch.runs import count_signals
 from allranks.launch.supervisor import LaunchedJob
 from allranks.launch.torchrun.options import TorchrunOptions
@@ -156,7 +157,7 @@ def open_endpoint(options: TorchrunOptions, node_rank: int | None, port: int) ->
     machine the first.
 
     Raises:
-        EnvironmentNotAble: the port is taken.
+        EnvironmentNotAble: the port is taken, or reserved for root.
     """
     static = options.backend == "static"
     if node_rank != 0 if static else not is_this_machine(options.address):
@@ -168,10 +169,8 @@ def open_endpoint(options: TorchrunOptions, node_rank: int | None, port: int) ->
     except OSError as error:
         if not static and node_rank != 0:
             return None
-        raise EnvironmentNotAble(
-            f"this node cannot listen on port {port}, where the nodes meet: {error.strerror}; end the program that "
-            "uses it (ss -ltnp shows it), or choose another on all nodes"
-        ) from None
+        problem = bind_problem(error, port, f"{END_ITS_PROGRAM}, or choose another on all nodes")
+        raise EnvironmentNotAble(f"this node cannot listen on port {port}, where the nodes meet: {problem}") from None
 
 
 def gather(

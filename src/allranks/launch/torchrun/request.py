@@ -69,6 +69,8 @@ def read_node(options: TorchrunOptions) -> NodeRequest:
         RequestError: there is no such program, or the number of ranks cannot be determined.
     """
     if not (shutil.which(options.program) if options.direct else options.module or Path(options.program).is_file()):
+        if not options.program.strip():
+            raise RequestError("the program is a blank: a backslash that continues a line must be its last character")
         raise RequestError(f"{options.program}: there is no such program; current folder: {Path.cwd()}")
     facts = machine_facts()
     procs = count_procs(options.procs, facts)

@@ -120,8 +120,9 @@ def port(survey: NodeSurvey) -> ChecksByHost:
     if first.free_ports:
         return {first.host: passed_check("port", str(first.free_ports[0]))}
     if survey.need.port is not None:
+        why = "only root, or another program, listens" if survey.need.port < 1024 else "another program listens"
         cure = (
-            f"another program listens on port {survey.need.port} of {first.host}: set cluster.rendezvous.port to null, "
+            f"{why} on port {survey.need.port} of {first.host}: set cluster.rendezvous.port to null, "
             "so that a free port is chosen"
         )
         return {first.host: failed_check("port", f"TAKEN({survey.need.port})", cure)}

@@ -50,7 +50,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"host not found: |connect\(\) timed out\. Original timeout was",
         )
         + possible(
-            Pattern(r"DistNetworkError", unless="EADDRINUSE|already in use"),
+            Pattern(r"DistNetworkError", unless="EADDRINUSE|EACCES|already in use"),
             r"DistStoreError",
             r"(etcd|c10d).{0,40}rendezvous.{0,60}(fail|error)",
             r"The (rendezvous|job) .{0,60}(did not (complete|form)|has not formed|waiting for .{0,20}nodes? to join)",
@@ -89,6 +89,18 @@ CLASSES: tuple[FailureClass, ...] = (
         ),
         example="torch.distributed.DistNetworkError: The server socket has failed to listen on any local network "
         "address. port: 29400, name: EADDRINUSE, message: address already in use",
+    ),
+    FailureClass(
+        id="port_reserved",
+        emitters=PROGRAM,
+        title="the rendezvous port is reserved for root",
+        cause="Only root may listen on a port below 1024 (net.ipv4.ip_unprivileged_port_start).",
+        fix="Use a port above 1023 for the rendezvous, the same on all nodes (allranks finds one on the first node).",
+        next_test="on that node: sysctl net.ipv4.ip_unprivileged_port_start",
+        reference="https://docs.pytorch.org/docs/stable/elastic/run.html",
+        patterns=certain(r"server socket has failed to (bind|listen).{0,160}(EACCES|errno: 13\b)"),
+        example="torch.distributed.DistNetworkError: The server socket has failed to bind. port: 80, useIpv6: 0, "
+        "code: -13, name: EACCES, message: permission denied",
     ),
     FailureClass(
         id="wrong_interface",

@@ -111,6 +111,7 @@ _EXPLAINS: dict[str, frozenset[str]] = {
     "roce_gid_index": frozenset({"rdma_unreachable"}),
     "memlock_limit": frozenset({"host_oom", "rdma_unreachable"}),
     "port_in_use": frozenset({"rendezvous_unreachable", "wrong_interface"}),
+    "port_reserved": frozenset({"rendezvous_unreachable", "wrong_interface"}),
     "package_lock": frozenset({"dataset_race"}),
     "numpy_clash": frozenset({"library_missing"}),
     "nccl_library_mismatch": frozenset({"library_missing"}),
