@@ -167,7 +167,7 @@ def test_a_program_saves_on_sigterm_and_the_run_says_so(box: Box, shared: Path, 
     folder = shared / "project" / "tools"
     folder.mkdir(parents=True)
     (folder / "fit.py").write_text(SAVES)
-    spec = program_in(shared, "", slurm={"time": "1", "signal_s": 45} if stop == "time limit" else {})
+    spec = program_in(shared, "", slurm={"time": "2", "signal_s": 45} if stop == "time limit" else {})
     spec["script"] = {"module": "tools.fit", "workdir": str(shared / "project"), "grace_s": 20}
     job = Submitted(shared, spec)
     job.until_ready(f"READY {shared / 'project'}")
@@ -176,7 +176,7 @@ def test_a_program_saves_on_sigterm_and_the_run_says_so(box: Box, shared: Path, 
         assert done.returncode == 0 and "asked to stop" in done.stdout, done.stdout + done.stderr
     elif stop == "scancel":
         box.run(["scancel", job.job()], cwd="/")
-    said = " ".join(job.ends(1, 100).split())
+    said = " ".join(job.ends(1, 120).split())
     assert all("SAVED" in text for text in rank_texts(job.run)), rank_texts(job.run)
     why = "the time limit is near" if stop == "time limit" else f"job {job.job()} was cancelled"
     assert f"stopped ({why}): the ranks received SIGTERM; rank 0, 1 ended with exit code 0" in said, said

@@ -96,19 +96,21 @@ def test_a_sweep_is_an_array_that_is_cancelled_then_continued_and_repeats_nothin
     good, raises, nan = json.loads(done.stdout)["points"]
     assert [one["status"] for one in (good, raises, nan)] == ["succeeded", "failed", "diverged"], done.stderr
     assert (good["train_loss"], done.returncode) == (2 / 5, 1)
-    assert "rank 0" in raises["message"] and "no such layer" in raises["message"] and "step 4" in nan["message"]
+    # Both ranks raise; the one that ended first is named.
+    assert raises["message"].startswith("rank ") and "no such layer" in raises["message"] and "step 4" in nan["message"]
     again = allranks(shared, "sweep", document["folder"], "--json")
     assert again.stdout == done.stdout, "the names of the runs have their times"
 
 
 def test_a_job_that_outlasts_its_time_limit_goes_on_bitwise(box: Box, shared: Path) -> None:
     """The limit is Slurm's smallest, a minute. A slow cable makes the training outlast it; the one that it is compared
-    with has a fast cable and no limit. Slurm warns 45 s before the limit, or up to 30 s earlier."""
+    with has a fast cable and no limit. Slurm warns 45 s before the limit, or up to a minute earlier: on a
+    loaded machine some starts end before the first step."""
     train = {"max_steps": STEPS, "lr": 1e-3}
     spec = spec_in(shared, cluster={"nodes": 2}, adapter={"type": "none"}, train=train, checkpoint={"mode": "full"})
     _, first = succeeded(shared, spec)
     (shared / "runs").rename(shared / "first")
-    spec["cluster"]["slurm"] = {"time": "1", "signal_s": 45}
+    spec["cluster"]["slurm"] = {"time": "1", "signal_s": 45, "max_requeues": 12}
     with injected(box, "slow-link", "n2", rate="6mbit"):
         job = Submitted(shared, spec)
         until(lambda: len(job.run.attempts()) > 1 or job.process.poll() is not None, limit_s=90)
@@ -135,7 +137,7 @@ def test_a_stop_that_is_asked_before_the_ranks_are_there_ends_nothing(box: Box, 
         box.run(["scancel", "--signal=USR1", "--batch", job.job()], cwd="/")
         time.sleep(0.05)
     job.ends(0)
-    assert job.run.attempts() == [1, 2]
+    assert len(job.run.attempts()) > 1  # more where a loaded machine reaches the limit itself
     assert [e["step"] for e in step_events(job.run)] == list(range(1, 31))
 
 

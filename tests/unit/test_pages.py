@@ -112,7 +112,8 @@ CUT = """[...document.querySelectorAll('main *, .plot svg')].filter((e) => e.che
   .map((e) => e.outerHTML.slice(0, 90))"""
 GLUED = """(() => { const all = [...document.querySelectorAll('main .panel:not(.card), main .cards, main h2')];
   const rects = all.map((e) => e.getBoundingClientRect());
-  return all.slice(1).filter((e, i) => rects[i + 1].top < rects[i].bottom + 8).map((e) => e.outerHTML.slice(0, 90)); })()"""
+  const glued = (e, i) => rects[i + 1].top < rects[i].bottom + 8;
+  return all.slice(1).filter(glued).map((e) => e.outerHTML.slice(0, 90)); })()"""
 
 
 def test_a_page_is_printed_whole(browser: Browser, page: str) -> None:

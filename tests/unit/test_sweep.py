@@ -117,9 +117,9 @@ def test_the_held_out_loss_ranks_if_all_have_it() -> None:
         return PointResult(name=name, sets=[], run=name, status=status, message="", eval_loss=held, train_loss=train)
 
     one, two = result("a", "succeeded", 2.0, 1.0), result("b", "succeeded", 1.0, 2.0)
-    bad = result("c", "failed", 0.1, 0.1)
-    key, order = ranked([bad, one, two])
-    assert (key, [r.name for r in order]) == ("eval_loss", ["b", "a", "c"])
+    bad, worse = result("c", "failed", 0.1, 0.1), result("d", "diverged", 0.0, 0.0)
+    key, order = ranked([bad, worse, one, two])
+    assert (key, [r.name for r in order]) == ("eval_loss", ["b", "a", "c", "d"])
     key, order = ranked([bad, one, result("b", "succeeded", None, 2.0)])
     assert (key, [r.name for r in order]) == ("train_loss", ["a", "b", "c"])
     assert json.loads(json.dumps(order[0].sets)) == []

@@ -241,7 +241,7 @@ def results_of(sweep: Sweep) -> list[PointResult]:
 
 
 def ranked(results: Sequence[PointResult]) -> tuple[str, list[PointResult]]:
-    """Return by which loss the points are ranked, and the points, the best first and those without one last.
+    """Return by which loss the points are ranked, and the points: the best of the finished ones first, the others last.
 
     The held-out loss decides if every finished point has one, else the last train loss.
     """
@@ -249,8 +249,8 @@ def ranked(results: Sequence[PointResult]) -> tuple[str, list[PointResult]]:
     key = "eval_loss" if done and all(r.eval_loss is not None for r in done) else "train_loss"
 
     def order(result: PointResult) -> tuple[bool, float]:
-        value = getattr(result, key)
-        return (result.status != "succeeded" or value is None, math.inf if value is None else value)
+        value = getattr(result, key) if result.status == "succeeded" else None
+        return (value is None, 0.0 if value is None else value)
 
     return key, sorted(results, key=order)
 
