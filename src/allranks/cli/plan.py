@@ -229,9 +229,9 @@ def _summary_lines(plan: LaunchPlan, training: str | None) -> Iterator[str]:
     yield f"rendezvous: {escape(plan.rendezvous)}; collectives time out after {plan.timeout_s} s"
     yield hang_line(plan)
     if plan.batch:
-        length = f"{plan.epochs:g} epochs" if plan.epochs is not None else f"{plan.max_steps} steps"
+        work = f"{plan.max_steps} steps" if plan.epochs is None else f"{plan.epochs:g} epoch{'s' * (plan.epochs != 1)}"
         yield (
-            f"{length} of {plan.batch.micro_batch_size} micro x {plan.world_size} ranks x {plan.batch.grad_accum} "
+            f"{work} of {plan.batch.micro_batch_size} micro x {plan.world_size} ranks x {plan.batch.grad_accum} "
             f"accumulation = {plan.batch.global_batch_size} sequences"
         )
     if plan.batch and any(value is not None for value in plan.strategy_options.values()):
