@@ -7,15 +7,19 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from allranks.functions import launch
 from allranks.lab.cluster import Box
 from allranks.lab.cluster.faults import injected
 from allranks.rundir.files import read_json
+from allranks.rundir.paths import RunDir
 from tests.cluster.helpers import on
 from tests.cluster.runs import Submitted, allranks, hosts_of, log_of, program_in, rank_texts, run, spec_in, succeeded
 from tests.dist.public_programs import lay_out, plant
+from tests.dist.test_functions import Rebuildable, fail, value_of
 
 
 @pytest.mark.parametrize("nodes", [2, 3])
@@ -42,6 +46,16 @@ def test_a_killed_rank_of_a_program_is_named_with_its_host(box: Box, shared: Pat
     assert "rank 1 on n2 failed: ended by SIGKILL, but not by the kernel's out-of-memory killer" in done.stderr
     (first, *_) = json.loads(allranks(shared, "diagnose", "--json", str(run_dir.root)).stdout)["findings"]
     assert (first["id"], first["rank"], first["host"]) == ("rank_died", 1, "n2")
+
+
+@pytest.mark.full
+def test_a_function_returns_its_values_through_slurm_and_raises_what_the_first_rank_did(shared: Path, box: Box) -> None:
+    slurm: dict[str, Any] = {"nodes": 2, "procs_per_node": 1, "launcher": "slurm", "run_root": shared, "output": "none"}
+    result = launch(value_of, (10,), {"add": 1}, **slurm)
+    assert [one["value"] for one in result] == [1, 11] and len(hosts_of(RunDir(result.folder), 1)) == 2
+    with pytest.raises(Rebuildable, match=r"^of rank 1\n") as caught:
+        launch(fail, ["own type"], **slurm)
+    assert caught.value.__notes__[0].startswith("rank 1 on n2")
 
 
 IN_TMP = """

@@ -30,7 +30,8 @@ for _ in range(20):
 dist.destroy_process_group()
 """
 SWEPT = """
-import pathlib, sys, time, allranks, torch.distributed as dist
+import pathlib, signal, sys, time, allranks, torch.distributed as dist
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 dist.init_process_group("gloo")
 print("READY", flush=True)
 while not pathlib.Path(__file__).with_name("go").exists():
@@ -87,7 +88,9 @@ def test_a_sweep_is_an_array_that_is_cancelled_then_continued_and_repeats_nothin
     first = subprocess.Popen([*ALLRANKS, *command, "--at-once", "1"], cwd=shared, stdout=subprocess.PIPE, text=True)
     logs = "runs/*/p1-*/logs/attempt-1/*.rank?.log"
     until(lambda: sum("READY" in path.read_text() for path in shared.glob(logs)) == 2, LIMIT_S)
-    first.send_signal(signal.SIGINT)
+    for _ in range(2):  # the second one kills the ranks, which ignore SIGTERM, and the command that runs the point
+        first.send_signal(signal.SIGINT)
+        time.sleep(1)
     document = json.loads(first.communicate(timeout=LIMIT_S)[0])
     assert [point["status"] for point in document["points"]] == ["stopped", "open", "open"] and first.returncode == 1
     assert not queue(box)
