@@ -421,7 +421,7 @@ class Running:
 
     def _reach(self, phase: str) -> None:
         holds: dict[str, Callable[[], bool]] = {
-            "planning": lambda: "run " not in self._shown(),
+            "planning": lambda: "msgspec" in Path(f"/proc/{self._process.pid}/maps").read_text(),  # Python has started
             "submitted": lambda: bool(self._place.jobs()),
             "pending": lambda: any("PENDING" in line for line in self._place.jobs()),
             "staging": lambda: bool(self._found(DRIVER)),

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from allranks.launch import rank_processes as processes
-from allranks.launch.failure_attribution import RankEnd, find_first_failure
+from allranks.launch.failure_attribution import RankEnd, find_first_failure, is_peer_error
 from allranks.launch.process_guard import processes_of_run
 from allranks.launch.rank_processes import RankProcesses, has_signal_handler, torchrun_environment
 from allranks.rundir.events import read_events
@@ -285,6 +285,16 @@ def test_a_rank_that_came_to_its_end_before_its_peers_failed_is_the_cause() -> N
     killed = RankEnd(rank=0, host="n1", pid=2, exitcode=-signal.SIGKILL, time=2.2, done=False)
     found = find_first_failure([left, killed], [], {}, None, {1: 2.0})
     assert found is not None and (found.rank, found.cause) == (0, "SIGKILL")
+
+
+def test_a_rank_killed_while_another_waits_for_it_to_save_is_the_cause() -> None:
+    """The other rank may have reported it, and ended, before the killed one is gone."""
+    text = "step 20: another rank, see that of rank 0, ended within 0 s (Connection closed by peer); earlier ones"
+    error = {"rank": 1, "type": "CheckpointError", "message": text, "time": 1.0}
+    killed = RankEnd(rank=0, host="n1", pid=2, exitcode=-signal.SIGKILL, time=1.2, done=False)
+    found = find_first_failure([killed], [error | {"echo": is_peer_error("CheckpointError", text)}], {})
+    assert found is not None and (found.rank, found.cause) == (0, "SIGKILL")
+    assert not is_peer_error("CheckpointError", "rank 1 did not join within 600 s (checkpoint.timeout_s)")
 
 
 def test_an_error_is_printed_recorded_and_on_the_page(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import msgspec
 import pytest
 
 from allranks.analysis.metrics import expert_load, mfu, summarize, wall_time, without_repeated_steps
-from allranks.launch.failure_attribution import RankEnd, is_peer_error
 from allranks.launch.monitor.telemetry import _Rates
 from allranks.planning.cost import cost_line, cost_row, run_cost
 from allranks.planning.planner import make_plan
@@ -182,14 +181,6 @@ def test_schedules() -> None:
     cosine = TrainSpec(lr=1.0, schedule="cosine")
     assert [learning_rate(cosine, s, 2) for s in range(3)] == pytest.approx([1.0, 0.5, 0.0])
     assert learning_rate(TrainSpec(lr=1.0, schedule="constant"), 99, 10) == 1.0
-
-
-def end(rank: int, code: int, time: float) -> RankEnd:
-    return RankEnd(rank=rank, host="h", pid=1, exitcode=code, time=time)
-
-
-def error(rank: int, message: str, time: float, kind: str = "RuntimeError") -> dict[str, Any]:
-    return {"rank": rank, "type": kind, "message": message, "time": time, "echo": is_peer_error(kind, message)}
 
 
 def test_costs_are_those_of_all_ranks_and_spare_nodes_and_absent_without_a_price() -> None:

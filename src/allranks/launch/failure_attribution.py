@@ -20,6 +20,7 @@ _PEER_ERROR = re.compile(
     r"|Connection was likely closed",
     re.IGNORECASE,
 )
+_MAY_REPORT_PEER = ("CheckpointError", "DistBackendError", "DistNetworkError", "DistStoreError", "RuntimeError")
 _WHAT = re.compile(r"^\s*what\(\):\s+(?P<text>\S.{0,400})", re.MULTILINE)
 _FATAL = "Fatal Python error: "
 _SIZES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (?P<received>\d+) vs (?P<expected>\d+)")
@@ -71,9 +72,7 @@ class FirstFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 def is_peer_error(error_type: str, message: str) -> bool:
     """Return whether an error only reports that a peer is gone."""
-    return error_type in ("DistBackendError", "DistNetworkError", "DistStoreError", "RuntimeError") and bool(
-        _PEER_ERROR.search(message)
-    )
+    return error_type in _MAY_REPORT_PEER and bool(_PEER_ERROR.search(message))
 
 
 def signal_name(exitcode: int) -> str:
