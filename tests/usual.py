@@ -15,6 +15,7 @@ CASES: dict[str, set[str]] = {
     "security/test_file_modes.py::test_a_training_run_leaves_nothing_open_and_its_cache_shared": set(),
     "unit/test_cli_paths.py::test_a_file_that_may_not_be_read_ends_with_2_and_is_named": {"plan", "diagnose"},
     "unit/test_cli_paths.py::test_a_run_root_that_may_not_be_read_or_is_a_file_ends_with_2": {"runs"},
+    "unit/test_pages.py::test_a_page_is_printed_whole": {"report", "compared runs, sweep"},
     "security/test_network.py::test_the_same_attack_executes_code_under_torchruns_c10d_rendezvous": set(),
 }  # fmt: skip
 
