@@ -111,17 +111,26 @@ def _report(sweep: Sweep, as_json: bool) -> int:
     from allranks.utils.text import format_bytes, format_loss, format_rate, sanitize
 
     columns = [
-        FittedColumn("point"), FittedColumn("settings", fold_to=24), FittedColumn("status"),
-        FittedColumn("held-out", right=True), FittedColumn("train", right=True, drop=1),
-        FittedColumn("tokens/s", right=True, drop=2), FittedColumn("memory", right=True, drop=3),
-    ]  # fmt: skip
+        FittedColumn("point"),
+        FittedColumn("settings", fold_to=24),
+        FittedColumn("status"),
+        FittedColumn("held-out", right=True),
+        FittedColumn("train", right=True, drop=1),
+        FittedColumn("tokens/s", right=True, drop=2),
+        FittedColumn("memory", right=True, drop=3),
+    ]
     rows = [
         [
-            r.name, sanitize(" ".join(r.sets), 200), r.status, format_loss(r.eval_loss), format_loss(r.train_loss),
-            format_rate(r.tokens_per_s), format_bytes(r.peak_memory_bytes),
+            r.name,
+            sanitize(" ".join(r.sets), 200),
+            r.status,
+            format_loss(r.eval_loss),
+            format_loss(r.train_loss),
+            format_rate(r.tokens_per_s),
+            format_bytes(r.peak_memory_bytes),
         ]
         for r in results
-    ]  # fmt: skip
+    ]
     if costs := [r.cost for r in results if r.cost]:
         columns.append(FittedColumn("cost", right=True))
         rows = [[*row, cost_text(r.cost) if r.cost else "-"] for row, r in zip(rows, results, strict=True)]

@@ -267,13 +267,18 @@ def _result(sweep: Sweep, point: SweepPoint, run: RunDir | None) -> PointResult:
     if status not in ("diverged", "succeeded") and (run.root / STOPPED).exists():
         status = "stopped"
     return PointResult(
-        name=point.name, sets=sets, run=run.name, status=status,
+        name=point.name,
+        sets=sets,
+        run=run.name,
+        status=status,
         message=(run.root / "diverged").read_text() if diverged else str(metrics.get("message") or ""),
-        eval_loss=finite_float(metrics.get("eval_loss")), train_loss=finite_float(metrics.get("train_loss_last")),
-        steps=finite_int(metrics.get("steps")), tokens_per_s=finite_float(metrics.get("tokens_per_s")),
+        eval_loss=finite_float(metrics.get("eval_loss")),
+        train_loss=finite_float(metrics.get("train_loss_last")),
+        steps=finite_int(metrics.get("steps")),
+        tokens_per_s=finite_float(metrics.get("tokens_per_s")),
         peak_memory_bytes=finite_float(metrics.get("peak_memory_bytes")),
         cost=metrics.get("cost") if cost_row(metrics.get("cost")) else None,
-    )  # fmt: skip
+    )
 
 
 def _refusal(sweep: Sweep, point: SweepPoint) -> Path:

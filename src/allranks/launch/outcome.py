@@ -141,9 +141,14 @@ def finalize_run(
         message = f"{message}. metrics.json or the report cannot be written: {filesystem.describe_os_error(error)}"
         metrics["message"] = message
     return RunResult(
-        run=run.name, folder=str(run.root), status=status, exit_code=exit_code, message=message, metrics=metrics,
+        run=run.name,
+        folder=str(run.root),
+        status=status,
+        exit_code=exit_code,
+        message=message,
+        metrics=metrics,
         restart=restart,
-    )  # fmt: skip
+    )
 
 
 def _time_and_cost(

@@ -318,10 +318,16 @@ class NodesLauncher(LocalLauncher):
         job = NodesJob(run, plan, attempt, {}, words)
         for node, peer in enumerate(self._peers, 1):
             task = Task(
-                name=run.name, folder=str(run.root), spec=read_regular(run.spec).decode(),
-                plan=read_regular(run.plan).decode(), attempt=attempt, node=node, port=job.endpoint.port,
-                token=job.endpoint.token, agent_store=self._agent_store,
-            )  # fmt: skip
+                name=run.name,
+                folder=str(run.root),
+                spec=read_regular(run.spec).decode(),
+                plan=read_regular(run.plan).decode(),
+                attempt=attempt,
+                node=node,
+                port=job.endpoint.port,
+                token=job.endpoint.token,
+                agent_store=self._agent_store,
+            )
             peer.send(task)
         return job
 
