@@ -63,7 +63,8 @@ def _wait(run: RunDir, attempt: int, offset: int) -> int:
         if step is not None and read_record(run.checkpoint(step) / MANIFEST).get("mode") == "full":
             return step
         if ended:
-            raise RunFailed(f"run {run.name} ended before the checkpoint was complete; see: allranks report {run.name}")
+            see = f"see: allranks report {run.argument}"
+            raise RunFailed(f"run {run.name} ended before the checkpoint was complete; {see}")
         now = time.monotonic()
         if limit.expired(now):
             raise RunFailed(

@@ -59,7 +59,7 @@ class HostsLauncher(Launcher):
         if resume_args(run, spec)[0].get("resume_step") is None:  # a program of the user's own, or no full checkpoint
             return f"to start again: allranks run {shlex.quote(str(run.spec))}; it prints the command of each node"
         text = commands_text("node", node_commands(spec, run, plan, attempt), manual_steps(spec, plan))
-        return f"to continue: allranks resume {run.name}; then {text}"
+        return f"to continue: allranks resume {run.argument}; then {text}"
 
     def node_commands(self, spec: RunSpec, run: RunDir, plan: Callable[[], LaunchPlan]) -> list[str] | None:
         return node_commands(spec, run, plan())

@@ -324,6 +324,6 @@ def _how_to_continue(run: RunDir, without: list[str]) -> str:
         resumable = bool(steps) and read_manifest(run, steps[-1])["mode"] == "full"
     except (CheckpointError, KeyError):
         pass
-    command = f"allranks resume {run.name}{exclude}" if resumable else f"allranks run {run.spec}{exclude}"
+    command = f"allranks resume {run.argument}{exclude}" if resumable else f"allranks run {run.spec}{exclude}"
     start = "Check that node's network; to continue without it" if without else "Continue with"
     return f"{start}: {command}"
