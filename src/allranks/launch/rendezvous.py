@@ -21,10 +21,10 @@ import psutil
 from allranks.launch import store_server
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.heartbeat import STORE_VARIABLE
+from allranks.utils.machine import UNPRIVILEGED_PORT
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 4096
-UNPRIVILEGED_PORT = 1024  # net.ipv4.ip_unprivileged_port_start, which few change
 END_ITS_PROGRAM = "end the program that uses it (ss -ltnp shows it)"
 
 

@@ -178,8 +178,8 @@ def follow(
                 else (f"SIGTERM to every rank; what still runs after {program_grace_s:g} s (script.grace_s) is killed")
             )
             # the limit is measured anew, and after the checkpoint the phase is again that of steps
-            if (what := (text.partition(" within ")[0], interrupted)) not in shown:
-                shown.add(what)
+            if (stop.work, interrupted) not in shown:
+                shown.add((stop.work, interrupted))
                 observer.say(f"stopping: {text}{'; Ctrl-C again kills them now' if interrupted else ''}")
             if expired or counts.interrupts > 1:
                 killed_at = now

@@ -78,15 +78,21 @@ class StopLimit:
         return STEPS * max(self._steps) + self._save_s if self._steps and self._save_s else 0.0
 
     @property
+    def work(self) -> str:
+        """Describe what the ranks do before they end; empty if they have nothing to save."""
+        phase = self._phase["name"]
+        if not self._saves or phase in NOTHING_TRAINED:
+            return ""
+        first = {"save": "", "evaluate": "finish the evaluation and the next step, and "}
+        return f"the ranks {first.get(phase, 'finish their step and the next, and ')}write a full checkpoint"
+
+    @property
     def text(self) -> str:
         """Describe what the ranks do before they end, and their limit."""
-        phase, limit_s = self._phase["name"], f"{self.limit_s:.0f} s"
-        if not self._saves or phase in NOTHING_TRAINED:
-            why = "no step was trained yet; " if self._saves else ""
-            return f"{why}ranks that still run after {limit_s} are killed"
-        first = {"save": "", "evaluate": "finish the evaluation and the next step, and "}
-        before = first.get(phase, "finish their step and the next, and ")
-        return f"the ranks {before}write a full checkpoint within {limit_s}"
+        if work := self.work:
+            return f"{work} within {self.limit_s:.0f} s"
+        why = "no step was trained yet; " if self._saves else ""
+        return f"{why}ranks that still run after {self.limit_s:.0f} s are killed"
 
     def _read_if_due(self, now: float) -> None:
         """Read what the rank has recorded since the last call."""

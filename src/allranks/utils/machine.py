@@ -21,6 +21,8 @@ MIG = " MIG "
 KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 AMD_FILTERS = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 """Variables that hide AMD GPUs. The last two number what the first leaves; the third counts only without the second."""
+UNPRIVILEGED_PORT = 1024
+"""The lowest port on which others than root may listen (net.ipv4.ip_unprivileged_port_start, which few change)."""
 RARELY = 100_000
 """Container objects that a short process allocates between two youngest-generation collections (Python: 700)."""
 

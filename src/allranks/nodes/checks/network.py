@@ -8,6 +8,7 @@ import statistics
 from allranks.nodes.checks import ChecksByHost, NodeSurvey, each_node, failed_check, passed_check
 from allranks.nodes.network.choose import CONTAINER_PREFIXES
 from allranks.nodes.records import Check, Probe
+from allranks.utils.machine import UNPRIVILEGED_PORT
 from allranks.utils.text import format_list
 
 CLOCK_LIMIT_S = 2.0
@@ -120,10 +121,10 @@ def port(survey: NodeSurvey) -> ChecksByHost:
     if first.free_ports:
         return {first.host: passed_check("port", str(first.free_ports[0]))}
     if survey.need.port is not None:
-        why = "only root, or another program, listens" if survey.need.port < 1024 else "another program listens"
+        reserved = "only root may listen, or " * (survey.need.port < UNPRIVILEGED_PORT)
         cure = (
-            f"{why} on port {survey.need.port} of {first.host}: set cluster.rendezvous.port to null, "
-            "so that a free port is chosen"
+            f"{reserved}another program listens on port {survey.need.port} of {first.host}: set "
+            "cluster.rendezvous.port to null, so that a free port is chosen"
         )
         return {first.host: failed_check("port", f"TAKEN({survey.need.port})", cure)}
     cure = f"other programs listen on all these ports on {first.host}: set a free port in cluster.rendezvous.port"

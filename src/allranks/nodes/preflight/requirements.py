@@ -179,13 +179,13 @@ def write_nonces(required: NodeRequirements) -> Iterator[tuple[NodeRequirements,
 def local_report(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, fit: memory.Fit) -> PreflightReport:
     """Return every check of this machine. Its packages do not count where nodes run the ranks with their own Python."""
     own_ranks = spec.cluster.launched_by.runs_here
-    packages_count = own_ranks or spec.cluster.python is None
+    ask_packages = own_ranks or spec.cluster.python is None
     installed_by = required_packages(spec)
-    ranks_python = _ask_own_python(spec, list(installed_by) if packages_count else [])
+    ranks_python = _ask_own_python(spec, list(installed_by) if ask_packages else [])
     threads = next((e.value for e in plan.environment if e.name == "OMP_NUM_THREADS"), "?")
     checks = [
         Check(name="python", ok=True, found=".".join(map(str, sys.version_info[:3]))),
-        *([_packages(installed_by, ranks_python, bool(facts.gpus), own_ranks)] if packages_count else []),
+        *([_packages(installed_by, ranks_python, gpus=bool(facts.gpus), own_ranks=own_ranks)] if ask_packages else []),
         *_run_root_checks(spec, plan, fit),
         Check(name="threads", ok=True, found=f"{plan.procs_per_node}x{threads}/{facts.cpus}-cores"),
     ]
@@ -200,7 +200,7 @@ def _ask_own_python(spec: RunSpec, names: Sequence[str]) -> InterpreterFacts | N
     return ask_interpreter(wanted, names)
 
 
-def _packages(installed_by: dict[str, str], there: InterpreterFacts | None, gpus: bool, own_ranks: bool) -> Check:
+def _packages(installed_by: dict[str, str], there: InterpreterFacts | None, *, gpus: bool, own_ranks: bool) -> Check:
     missing = [
         name
         for name in installed_by

@@ -187,7 +187,7 @@ def _job(record: str) -> JobInfo | None:
         start_time=_time(values.get("StartTime")),
         end_time=_time(values.get("EndTime")),
         preempt_time=_time(values.get("PreemptTime")),
-        time_limit_s=_duration(values.get("TimeLimit")),
+        time_limit_s=parse_time_limit(limit) if (limit := _known(values.get("TimeLimit"))) else None,
         nodes=_known(values.get("NodeList")),
         failed_node=_known(values.get("FailedNode")),
         cancelled_by=cancelled_by,
@@ -479,7 +479,3 @@ def _time(text: str | None) -> float | None:
         return datetime.fromisoformat(str(text)).timestamp()
     except (ValueError, OverflowError, OSError):
         return None
-
-
-def _duration(text: str | None) -> int | None:
-    return parse_time_limit(text) if text and _known(text) else None

@@ -172,9 +172,9 @@ def verify_products(world: DistContext, loss_model: nn.Module, batch: Batch) -> 
         with without_float8(loss_model):
             change = float(changed / loss_model(batch) - 1)
     loss_model.train()
-    worst = int(torch.stack(list(errors.values())).argmax())  # of NaN, if there is one
-    found = list(errors)[worst], float(list(errors.values())[worst]), change
-    layer, off, change = from_first(world, found)
+    layers, differences = list(errors), torch.stack(list(errors.values()))
+    worst = int(differences.argmax())  # of NaN, if there is one
+    layer, off, change = from_first(world, (layers[worst], float(differences[worst]), change))
     if not off <= LIMIT:
         raise ProofFailed(
             f"model.float8: the products of {layer} differ by {off:.2%} (root mean square) from those in the dtype of "
