@@ -87,7 +87,7 @@ def runs_command(
         return EXIT_OK
     agents, runs = local_agents(), list_runs(run_root)
     if since is not None:
-        runs = [run for run in runs if _started(run) >= since]
+        runs = [run for run in runs if (finite_float(read_record(run.run_args).get("launched_at")) or 0.0) >= since]
     rows = [(run, _run_row(run, agents)) for run in runs]
     rows = [(run, row) for run, row in rows if not status or row["status"] in status][-(last or 0) :]
     if size:
@@ -109,11 +109,6 @@ def runs_command(
     if size:
         echo(f"{format_bytes(sum(row['bytes'] for row in shown))} in {len(shown)} run{'s' * (len(shown) != 1)}")
     return EXIT_OK
-
-
-def _started(run: RunDir) -> float:
-    """Return when a run was started last, as its request says; 0 if that cannot be read."""
-    return finite_float(read_record(run.run_args).get("launched_at")) or 0.0
 
 
 def folder_bytes(folder: Path) -> int:

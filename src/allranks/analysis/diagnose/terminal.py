@@ -232,11 +232,9 @@ def _benign(diagnosis: Diagnosis, width: int) -> Iterator[str]:
     yield _style("Harmless:", bold=True)
     for item in diagnosis.benign[:SHOWN_BENIGN]:
         times = f" ({item.count} times)" if item.count > 1 else ""
-        yield from _wrapped(f"  {_short(item.evidence.text)}{times}: {item.why}", width, dim=True)
-
-
-def _short(text: str) -> str:
-    return textwrap.shorten(text, 100, placeholder=" ...") if len(text) > 100 else text
+        text = item.evidence.text
+        shown = textwrap.shorten(text, 100, placeholder=" ...") if len(text) > 100 else text
+        yield from _wrapped(f"  {shown}{times}: {item.why}", width, dim=True)
 
 
 def _problems(diagnosis: Diagnosis, width: int) -> Iterator[str]:

@@ -237,12 +237,9 @@ def _options(source: MappedText, late: bool) -> list[Directive]:
         if follows and i < len(words):
             value = words[i][0]
             i += 1
-        directives.append(Directive(name, _plain(value), source.where(column), line[column:], late))
+        unquoted = None if value is None else re.sub(r"[\"']", "", value)
+        directives.append(Directive(name, unquoted, source.where(column), line[column:], late))
     return directives
-
-
-def _plain(value: str | None) -> str | None:
-    return None if value is None else re.sub(r"[\"']", "", value)
 
 
 SHELLS = {"bash", "sh", "zsh", "dash", "ksh"}

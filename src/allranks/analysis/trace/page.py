@@ -31,7 +31,7 @@ def key_figures(report: TraceReport) -> list[html.KeyFigure]:
     total, p = sum_breakdowns([r.total for r in report.ranks]), report.pairing
     steps = [s.breakdown.span_s for r in report.ranks for s in r.steps]
     if steps:
-        note = f"mean of {len(steps)} on {_ranks(len(report.ranks))}"
+        note = f"mean of {len(steps)} on {len(report.ranks)} rank{'s' * (len(report.ranks) > 1)}"
         made = [html.KeyFigure("Time of a step", format_seconds(sum(steps) / len(steps)), note)]
     else:
         longest = max(r.total.span_s for r in report.ranks)
@@ -56,10 +56,6 @@ def key_figures(report: TraceReport) -> list[html.KeyFigure]:
         since = " since the profiler started" if device == "cpu" else ""
         made.append(html.KeyFigure("Peak memory", format_bytes(peak, digits=4), f"rank {rank}, {device}{since}"))
     return made
-
-
-def _ranks(n: int) -> str:
-    return f"{n} rank{'s' if n > 1 else ''}"
 
 
 def page_tables(blocks: Iterable[Block]) -> list[html.Table | None]:

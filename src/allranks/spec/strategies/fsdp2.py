@@ -102,17 +102,15 @@ class FSDP2(ShardedWeights):
         adapters = m.adapters if self._kept_whole else m.share(m.adapters)
         return {"weights": m.share(m.base), "adapters": adapters, "optimizer_state": ADAM_MOMENTS * own}
 
-    def _whole(self) -> int:
-        return self._root + (0 if self._reshard else sum(self._blocks))
-
     def _ready(self, gradients: int) -> int:
         """Return bytes of this rank's reduced gradients."""
         return gradients if self._kept_whole else self._m.share(gradients)
 
     def in_loss(self) -> Parts:
+        gathered = self._root + (0 if self._reshard else sum(self._blocks))
         return {
             "gradients": self._ready(self._m.gradients) if self._m.accumulates else 0,
-            "gathered_weights": self._whole() + self._largest,  # the buffer of the last block
+            "gathered_weights": gathered + self._largest,  # the buffer of the last block
         }
 
     def at_head(self) -> Parts:

@@ -146,7 +146,8 @@ class CollectiveRecorder(TorchDispatchMode, StepWatcher):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d" and self._part in ("forward", "backward", "optimizer"):
             name = str(func._schema.name).split("::")[1]
-            sizes = [_bytes(tree_leaves(arg)) for arg in args]
+            tensors = [[t for t in tree_leaves(arg) if isinstance(t, torch.Tensor)] for arg in args]
+            sizes = [sum(t.numel() * t.element_size() for t in each) for each in tensors]
             self.seen.append((KINDS.get(name) or name, self._phase(), max(sizes, default=0)))
         return func(*args, **(kwargs or {}))
 
@@ -164,10 +165,6 @@ class CollectiveRecorder(TorchDispatchMode, StepWatcher):
             entry[1] += size
         n = max(self.steps, 1)
         return [{"kind": k, "phase": p, "count": c / n, "bytes": b / n} for (k, p), (c, b) in sorted(sums.items())]
-
-
-def _bytes(values: list[Any]) -> int:
-    return sum(t.numel() * t.element_size() for t in values if isinstance(t, torch.Tensor))
 
 
 def wait_for_collectives(quiet: Callable[[], None]) -> None:

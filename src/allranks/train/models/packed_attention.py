@@ -272,7 +272,8 @@ def torch_varlen() -> Kernel:
         batch, length = mask.rows.shape
         heads, width = query.shape[1], value.shape[-1]
         # the kernel has one width, and some models' values (MLA) are narrower than their keys
-        value = _padded(value, query.shape[-1])
+        if width != query.shape[-1]:
+            value = F.pad(value, (0, query.shape[-1] - width))
         more: dict[str, Any] = {"window_size": ((mask.window or 0) - 1, 0)} if "window_size" in names else {}
         if not more and mask.window is not None:
             return attention_row_by_row(query, key, value, mask, scale)[..., :width]
@@ -289,10 +290,6 @@ def torch_varlen() -> Kernel:
         return out.view(batch, length, heads, -1)[..., :width]
 
     return run
-
-
-def _padded(value: torch.Tensor, width: int) -> torch.Tensor:
-    return value if value.shape[-1] == width else F.pad(value, (0, width - value.shape[-1]))
 
 
 def attention_shape(config: Any) -> tuple[int, int, int]:
