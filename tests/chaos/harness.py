@@ -421,7 +421,7 @@ class Running:
 
     def _reach(self, phase: str) -> None:
         holds: dict[str, Callable[[], bool]] = {
-            "planning": lambda: "msgspec" in Path(f"/proc/{self._process.pid}/maps").read_text(),  # Python has started
+            "planning": self._planning,
             "submitted": lambda: bool(self._place.jobs()),
             "pending": lambda: any("PENDING" in line for line in self._place.jobs()),
             "staging": lambda: bool(self._found(DRIVER)),
@@ -443,6 +443,13 @@ class Running:
             if time.monotonic() > deadline:
                 raise PhaseNotReached(f"the phase {phase} was not reached in {limit_s:.0f} s")
             time.sleep(POLL_S)
+
+    def _planning(self) -> bool:
+        """Before, Python itself is starting, and ends at a signal with its own traceback."""
+        try:
+            return "msgspec" in Path(f"/proc/{self._process.pid}/maps").read_text()
+        except OSError:  # it has ended
+            return False
 
     def _planted(self) -> bool:
         if self._case.program:
