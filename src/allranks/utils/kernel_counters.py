@@ -396,10 +396,14 @@ def _connection(fd: int) -> tuple[str, LinkCounters] | None:
         if connection.family not in _FAMILIES or connection.type != socket.SOCK_STREAM:
             return None
         local, peer = _address(connection.getsockname()), _address(connection.getpeername())
-        if local == peer or peer.startswith("127.") or peer == "::1":
+        if _is_local(local, peer):
             return None
         counters = read_tcp_info(peer, connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256))
     return (local, counters) if counters else None
+
+
+def _is_local(local: str, peer: str) -> bool:
+    return local == peer or peer.startswith("127.") or peer == "::1"
 
 
 def _address(name: tuple[object, ...]) -> str:

@@ -88,15 +88,10 @@ def _title(report: TraceReport) -> str:
 
 def _rows(a: Figures, b: Figures) -> list[DiffRow]:
     return [
-        DiffRow(
-            group=key[0], name=key[1], unit=key[2], a=a.get(key), b=b.get(key), ratio=_ratio(a.get(key), b.get(key))
-        )
-        for key in dict.fromkeys([*a, *b])
+        DiffRow(group=group, name=name, unit=unit, a=x, b=y, ratio=x / y if x is not None and y else None)
+        for group, name, unit in dict.fromkeys([*a, *b])
+        for x, y in [(a.get((group, name, unit)), b.get((group, name, unit)))]
     ]
-
-
-def _ratio(a: float | None, b: float | None) -> float | None:
-    return a / b if a is not None and b else None
 
 
 def _figures(report: TraceReport, parts: int) -> Figures:

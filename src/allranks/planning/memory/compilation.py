@@ -112,7 +112,8 @@ def _by_time(spec: RunSpec, plan: LaunchPlan) -> tuple[bool, str]:
     saved = steps * step_s * (1 - 1 / gain.ratio)
     needed = PAYBACK * COMPILE_S
     shown = f"{saved:,.0f} s" if saved >= 1 else "less than a second"
-    amount = f"{steps:,} steps" if known else f"{steps:,} steps, assumed for train.epochs {plan.epochs:g},"
+    epochs = f"{plan.epochs or 0:g} epoch{'s' * (plan.epochs != 1)}"
+    amount = f"{steps:,} steps" if known else f"{steps:,} steps, assumed for {epochs},"
     return saved >= needed, (
         f"{amount} of at least {step_s:.2g} s would save {shown} ({gain.ratio:.2f} times as fast, measured with "
         f"{gain.where}), and compiling takes about {COMPILE_S:g} s; it is done from {needed:g} s saved"
