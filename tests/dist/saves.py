@@ -127,7 +127,12 @@ def one_fails(world: DistContext, args: dict[str, Any]) -> Any:
         keeper.save(step, "weights_only")
     keeper.finish()
     dist.barrier(group=world.control)  # rank 0 alone removes old ones
-    return {"said": first, "later": later, "after": after, "names": sorted(p.name for p in run.checkpoints.iterdir())}
+    names = sorted(p.name for p in run.checkpoints.iterdir())
+    run.spec.touch()
+    keeper._together._run = RunDir(run.root / "of another disk") if world.rank == 1 else run
+    with full_disk(writing, "write_files", world):
+        lost = said(lambda: keeper.save(5, "full"))
+    return {"said": first, "later": later, "after": after, "names": names, "lost": lost}
 
 
 def planted(world: DistContext, args: dict[str, Any]) -> Any:

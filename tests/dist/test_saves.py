@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from allranks.utils.machine import host_name
 from tests.dist.harness import end_of_ranks, run_ranks
 
 pytestmark = pytest.mark.timeout(420)
@@ -37,8 +38,10 @@ def test_a_rank_that_takes_no_part_is_named_in_time(tmp_path: Path) -> None:
 
 def test_a_rank_that_cannot_write_is_named_everywhere_and_earlier_checkpoints_stay(tmp_path: Path) -> None:
     for result in ranks("one_fails", 2, tmp_path):
-        for words in ("rank 1 failed to write its files", "No space left"):
+        for words in (f"rank 1 on {host_name()} failed to write its files", "No space left"):
             assert words in result["said"] and words in result["later"]
+        assert "no longer visible" not in result["said"]
+        assert f"The run folder is no longer visible on {host_name()}. " in result["lost"]
         assert (result["after"], result["names"]) == ([1], ["latest", "step-3", "step-4"])
 
 
@@ -72,8 +75,8 @@ def test_a_save_is_published_when_it_is_on_the_disk_and_training_need_not_wait(t
         assert result["after"] == [1]
         assert result["moved"] > 0 and result["apart"] == 0
         assert "differs from memory after it was read again. Earlier checkpoints are untouched" in result["spoilt"]
-        assert "rank 1 failed to write its files: No space left on device" in result["unflushed"]
-        assert "rank 1 failed to write its files" in result["at_once"]
+        assert "failed to write its files: No space left on device" in result["unflushed"]
+        assert f"rank 1 on {host_name()} failed to write its files" in result["at_once"]
         waited_s, told_s, seconds = result["blocked"]
         assert waited_s == told_s < seconds
 

@@ -42,6 +42,7 @@ from allranks.train.save_requests import REQUESTED, SaveRequests
 from allranks.train.strategies import shards
 from allranks.train.strategies.base import Strategy
 from allranks.utils.filesystem import low_space_text
+from allranks.utils.machine import host_name
 from allranks.version import __version__
 
 T = TypeVar("T")
@@ -54,8 +55,8 @@ class RankAgreement:
     Ranks wait `meet_timeout_s` for all to join a save, and `work_timeout_s` for a rank to write its part.
     """
 
-    def __init__(self, meet_timeout_s: float, work_timeout_s: float, folder: Path) -> None:
-        self._meet_s, self._folder = meet_timeout_s, folder
+    def __init__(self, meet_timeout_s: float, work_timeout_s: float, run: RunDir) -> None:
+        self._meet_s, self._run = meet_timeout_s, run
         # of its own, since a save in the background runs beside the collectives of training
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=work_timeout_s), group_desc="checkpoint")
         self.group = cast(dist.ProcessGroup, group)
@@ -87,17 +88,21 @@ class RankAgreement:
             if isinstance(error, OSError):
                 text = f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")
             # torch's writer reports a full disk as "unexpected pos"
-            low = low_space_text(self._folder)
+            low = low_space_text(self._run.checkpoints)
             mine = (None, f"{text} ({low})" if low else text)
         answers: list[Any] = [None] * self.size
-        dist.all_gather_object(answers, mine, group=self.group)
-        for rank, (_, problem) in enumerate(answers):
+        dist.all_gather_object(answers, (*mine, host_name(), self._run.spec.exists()), group=self.group)
+        # a rank that lost the shared folder may write to an empty one, and then others miss what it wrote
+        without = sorted({host for _, _, host, is_there in answers if not is_there})
+        lost = any(is_there for *_, is_there in answers) and without
+        hint = f". The run folder is no longer visible on {', '.join(without)}" if lost else ""
+        for rank, (_, problem, host, _) in enumerate(answers):
             if problem is not None:
                 raise CheckpointError(
-                    f"the checkpoint could not be saved: rank {rank} failed to {what}: {problem}. Earlier checkpoints "
-                    "are untouched"
+                    f"the checkpoint could not be saved: rank {rank} on {host} failed to {what}: {problem}{hint}. "
+                    "Earlier checkpoints are untouched"
                 )
-        return [value for value, _ in answers]
+        return [value for value, *_ in answers]
 
     def first(self, what: str, action: Callable[[], T]) -> T:
         """Run an action on rank 0 only, and return its result on all ranks; otherwise like `each`."""
@@ -163,7 +168,7 @@ class Saver:
         self._flush_events = flush_events
         self.limit_s = spec.timeout_s + 4 * content.published.bytes / SLOW_DISK_BYTES_PER_S
         """After how long the ranks abandon a save in which one of them makes no progress."""
-        self._together = RankAgreement(spec.timeout_s, self.limit_s, run.checkpoints)
+        self._together = RankAgreement(spec.timeout_s, self.limit_s, run)
         self._copies = CpuCopies()
         self._configs: dict[str, bytes] | None = None
         self._in_flight: threading.Thread | None = None

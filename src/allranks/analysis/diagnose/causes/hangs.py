@@ -480,7 +480,11 @@ def detect_monitored_hang(case: DiagnosisCase) -> None:
             "read the stacks and the calls of all ranks in the folder hang/ of the run; run again, and check whether "
             "the same rank or the same host stalls"
         )
-        _own_kills(case)
+        for name in ("host_oom", "rank_died", "peer_died_first"):  # SIGKILLs that the agents sent after the hang
+            killed = case.candidates.get(name)
+            if killed is not None and killed.signals and all(_SIGKILL.search(s.text) for s in killed.signals):
+                killed.explained = True
+                case.own_kills |= {(s.file, s.line) for s in killed.signals}
 
 
 _NEVER_JOINED = re.compile(r"it never joined collective .*?\. It is in (?P<where>[^;]*?)(?:\. |; |$)")
@@ -631,12 +635,3 @@ def mention_dumps(case: DiagnosisCase) -> None:
             candidate.next_test = (
                 f"give diagnose the flight recorder's dumps of all ranks, too ({', '.join(places[:2])}); {test}"
             )
-
-
-def _own_kills(case: DiagnosisCase) -> None:
-    """Mark SIGKILLs as explained: the agents sent them after the hang."""
-    for name in ("host_oom", "rank_died", "peer_died_first"):
-        candidate = case.candidates.get(name)
-        if candidate is not None and candidate.signals and all(_SIGKILL.search(s.text) for s in candidate.signals):
-            candidate.explained = True
-            case.own_kills |= {(s.file, s.line) for s in candidate.signals}
