@@ -110,12 +110,12 @@ def _spans(
     spans: list[_Span] = []
     for number in sorted(by_attempt.keys() | {n for n, one in records.items() if one.began is not None}):
         record, each = records.get(number, AttemptRecord()), by_attempt.get(number, [])
-        times = [event["time"] for events in each for event in events]
+        first = next((events for events in each if progress_events(events)), each[0] if each else [])
+        times = [event["time"] for event in first]
         began = min(times, default=0.0) if record.began is None else record.began
         ended = max([began, *times, *record.ends]) if record.verdict is None else max(began, record.verdict)
         errors = [e["time"] for events in each for e in events if e["event"] == "error"]
         resumed = spans and any(spans[-1].began < at <= began + CLOCK_MARGIN_S for at in launched_at)
-        first = next((events for events in each if progress_events(events)), each[0] if each else [])
         span = _Span(
             number=number,
             since=min(spans[-1].ended, began) if spans and record.began is not None and not resumed else None,

@@ -25,7 +25,7 @@ from allranks.launch.launchers import agent_command, agent_words, write_attempt_
 from allranks.launch.notification import notify
 from allranks.launch.outcome import events_of_attempt, finalize_run
 from allranks.launch.rendezvous import LOOPBACK, NodeAddress, Rendezvous, control_port, own_address_towards
-from allranks.launch.restarts import Restart, restart_limit, resume_args
+from allranks.launch.restarts import Restart, read_restarts, record_requeue, restart_limit, resume_args
 from allranks.launch.resumption import require_same_schema
 from allranks.launch.slurm.liveness import DriverRecord, print_log_line, slurm_node_name
 from allranks.launch.slurm.requeue import REQUEUE_REASONS, StopAndRequeue, StopRequested
@@ -123,6 +123,7 @@ class Driver:
 
     def _run_attempts(self) -> int:
         resume: dict[str, object] | None = None
+        self._record_lost_nodes(max(self._run.attempts(), default=0))
         while True:
             attempt = max(self._run.attempts(), default=0) + 1
             make_folder(self._run.logs_of(attempt))
@@ -137,6 +138,16 @@ class Driver:
             self._decided.append(again)
             self._suspects.update(again.left_out)
             resume = again.resume_args(self._spec)
+
+    def _record_lost_nodes(self, attempt: int) -> None:
+        """Record which nodes the attempt before lost, where Slurm started the job again before anybody noticed."""
+        if not self._restart or not attempt or any(one.attempt == attempt for one in read_restarts(self._run)):
+            return
+        places = (read_json(self._run.rendezvous(attempt)) or {}).get("places", ())
+        hosts = {str((read_json(self._run.driver) or {}).get("host")), *(place["host"] for place in places)}
+        usable = self._slurm.usable_nodes(self._spec.cluster.slurm.partition)
+        if usable is not None and (lost := self._ending.lost_nodes(sorted(hosts - set(usable)))):
+            record_requeue(self._run, attempt, lost, own_program=self._plan.batch is None)
 
     def _run_attempt(self, attempt: int) -> tuple[int, Restart | None]:
         """Run one attempt; return its exit code, and the decision by which the job starts again."""

@@ -268,20 +268,20 @@ def _suspects(run: RunDir, attempt: int, failure: dict[str, Any]) -> dict[str, s
     return dict.fromkeys(hosts, evidence) if len(hosts) == 1 and "" not in hosts else {}
 
 
-def record_requeue(run: RunDir, attempt: int, hosts: Sequence[str], evidence: str, *, own_program: bool) -> None:
-    """Record that Slurm starts the job again without nodes that were lost, on this evidence."""
+def record_requeue(run: RunDir, attempt: int, nodes: Mapping[str, str], *, own_program: bool) -> None:
+    """Record that Slurm starts the job again without nodes that were lost, each with the evidence."""
     lost = Restart(
         attempt=attempt,
         time=time.time(),
         action="restart",
         cause="infrastructure",
-        reason=f"requeued without {', '.join(hosts)}",
+        reason=f"requeued without {', '.join(nodes)}",
         failure="node_unhealthy",
-        message=evidence,
-        host=hosts[0],
+        message="; ".join(f"node {host}: {text}" for host, text in nodes.items()),
+        host=next(iter(nodes)),
         after_step=None if own_program else _newest_step(run)[0],
         own_program=own_program,
-        left_out=list(hosts),
+        left_out=list(nodes),
     )
     _record(run, lost)
 

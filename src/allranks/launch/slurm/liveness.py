@@ -237,13 +237,7 @@ def handle_dead_driver(
                 "Slurm does not exclude %s from the next start of job %s: %s", ", ".join(without), job, kept
             )
         _write_driver_record(run, {**driver, "state": "requeued"})
-        record_requeue(
-            run,
-            int(driver.get("attempt", 1)),
-            [host],
-            f"node {host}, where the job's script ran: {node.text}",
-            own_program=spec.script is not None,
-        )
+        record_requeue(run, int(driver.get("attempt", 1)), {host: node.text}, own_program=spec.script is not None)
         return False
     loss = _describe_loss(sign, run, slurm, job, driver, node)
     slurm.cancel(job)

@@ -189,8 +189,7 @@ class StopAndRequeue:
         if refused and not self.requeued_by_slurm():
             return self._not_requeued(f"Slurm refused the requeue: {refused}")
         if lost:
-            evidence = "; ".join(f"node {host}: {text}" for host, text in lost.items())
-            restarts.record_requeue(self._run, attempt, list(lost), evidence, own_program=plan.batch is None)
+            restarts.record_requeue(self._run, attempt, lost, own_program=plan.batch is None)
         if lost and (kept := self._slurm.try_exclude(self._job, excluded, *smaller_request(self._cluster, usable))):
             print_log_line(f"Slurm does not exclude {', '.join(excluded)} from the next start: {kept}")
         deadline = time.monotonic() + REQUEUED_S
