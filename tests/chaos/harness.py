@@ -26,6 +26,7 @@ import yaml
 from allranks.lab.cluster import Box, BoxOptions, down, up
 from allranks.lab.cluster.box import box_names
 from allranks.lab.cluster.faults import heal, inject, injected, write_hosts
+from allranks.launch.driver import KEEP_S
 from allranks.nodes.slurm.endpoints import NAME_VARIABLE
 from allranks.rundir.events import read_events
 from tests.chaos import trials
@@ -566,8 +567,9 @@ class Running:
         return False
 
     def _left(self, before: set[str]) -> tuple[str, ...]:
-        """What is there some seconds after the end; nothing, if all went well."""
-        deadline = time.monotonic() + SETTLE_S
+        """What is there some seconds after the end; nothing, if all went well. Nobody reaches a node without a link."""
+        cut = any(a.target.startswith("link") and a.what == "cut" for a in self._case.actions)
+        deadline = time.monotonic() + SETTLE_S + KEEP_S * cut
         while True:
             found = [f"process {_short(p.info['cmdline'])}" for p in processes(self._folder)]
             found += [f"job {line}" for line in self._place.jobs() if "COMPLETING" not in line]  # Slurm's own work
