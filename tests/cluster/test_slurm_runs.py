@@ -220,6 +220,7 @@ def test_a_killed_node_sends_the_job_back_to_the_queue_and_it_goes_on(
     inject(box, "kill-node", node="n2")
     job.ends(0)
     assert len(job.run.attempts()) >= 2 and "n2" not in runs.hosts_of(job.run, job.run.attempts()[-1])
+    assert "node n2: " in read_json(job.run.restarts)[0]["message"], "nobody says why the job has started again"
     assert records_of(box, job.job())["ExcNodeList"] == "n2" or slurmd_timeout_s == 5, "only the driver excludes it"
     if what == "training":
         assert "resuming after step" in log_of(job.run) and read_json(job.run.metrics)["steps"] == 200

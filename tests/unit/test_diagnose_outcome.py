@@ -50,6 +50,12 @@ def read(tmp_path: Path, text: str) -> Diagnosis:
             "",
             ("port_reserved", None, None),
         ),
+        (
+            "the checkpoint could not be saved: rank 1 on n2 failed to write its files: /r: No such file or directory. "
+            "The run folder is no longer visible on n1. Earlier checkpoints are untouched",
+            "",
+            ("node_unhealthy", None, "n1"),
+        ),
         (LIMIT, "", ("slurm_time_limit", None, None)),
         ("rank 1 on n2 failed after step 3: OutOfMemoryError: CUDA out of memory. Log: /r", "", ("cuda_oom", 1, "n2")),
         ("rank 1 on n2 failed: CheckpointError: different metadata for x", "", ("application_error", 1, "n2")),

@@ -31,6 +31,7 @@ GENERAL = frozenset({"application_error", "rank_died", "collective_hang"})  # a 
 _ENDINGS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (name, re.compile(pattern))
     for name, pattern in (
+        ("node_unhealthy", r"The run folder is no longer visible on (?P<host>[\w.-]*\w)"),
         ("disk_full", r"are needed, \S+ \S+ are free|are free in /|No space left on device|Disk quota exceeded"),
         ("library_missing", r"`module load [^`]+` failed"),
         ("stale_file_handle", r"Stale file handle"),

@@ -228,6 +228,7 @@ CLASSES: tuple[FailureClass, ...] = (
             r"Node failure on (?P<host>[\w.-]*\w)",
             r"\b(?P<host>[A-Za-z][\w.-]*) (fell|went) silent\b",
             r"allranks: preflight: the job ends before its first command because of (?P<host>[\w.-]*\w)",
+            r"The run folder is no longer visible on (?P<host>[\w.-]*\w)",
             r"DUE TO NODE FAILURE|\bNODE_FAIL\b|JobState=NODE_FAIL",
             r"\b(?P<host>[A-Za-z][\w.-]*), the job's first node, .{0,300}\((it does not answer on the network|its slurmd is not running)",
             r"(ERROR|FATAL).{0,8}\bnhc\b|\bnhc\b.{0,80}(failed|failure)|Health ?check (failed|failure|error)",
