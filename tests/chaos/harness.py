@@ -568,7 +568,7 @@ class Running:
 
     def _left(self, before: set[str]) -> tuple[str, ...]:
         """What is there some seconds after the end; nothing, if all went well. Nobody reaches a node without a link."""
-        cut = any(a.target.startswith("link") and a.what == "cut" for a in self._case.actions)
+        cut = any(a.target.startswith("link") and a.what in ("cut", "down") for a in self._case.actions)
         deadline = time.monotonic() + SETTLE_S + KEEP_S * cut
         while True:
             found = [f"process {_short(p.info['cmdline'])}" for p in processes(self._folder)]
