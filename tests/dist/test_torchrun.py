@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -81,3 +82,27 @@ def test_two_command_lines_make_one_job_each_with_its_own_arguments_and_number_o
     assert one.stdout == "[default0]:sum 3 ['on1']\n"
     assert sorted(two.stdout.splitlines()) == ["[default0]:sum 3 ['on2']", "[default1]:sum 3 ['on2']"]
     assert sorted((one.stderr + two.stderr).count(text) for text in ("run folder", "Traceback")) == [0, 1]
+
+
+LONG = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+print("much " * 100_000, flush=True)
+dist.barrier()
+if dist.get_rank() == 1:
+    raise ValueError("Target 7 is out of bounds.")
+dist.barrier()
+"""
+
+
+def test_the_failed_rank_is_named_if_the_end_of_the_other_node_ends_the_first(tmp_path: Path) -> None:
+    """`srun --kill-on-bad-exit=1` sends SIGTERM; the first node still shows output, which nobody reads yet."""
+    (tmp_path / "long.py").write_text(LONG)
+    line = [*ALLRANKS, "torchrun", "--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    place = {"cwd": tmp_path, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*line, "--node-rank=0", "long.py"], stdout=subprocess.PIPE, **place) as first:
+        other = subprocess.run([*line, "--node-rank=1", "long.py"], stdout=subprocess.DEVNULL, timeout=240, **place)
+        first.send_signal(signal.SIGTERM)
+        errors = first.communicate(timeout=60)[1]
+    assert (other.returncode, first.returncode) == (1, 1), other.stderr + errors
+    assert f" failed: ValueError: Target 7 is out of bounds, in {tmp_path}/long.py:7 in <module>. Log: " in errors

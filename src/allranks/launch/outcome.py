@@ -326,7 +326,7 @@ class _EndedAttempt:
         if culprit.known:
             return f"{culprit.message.rstrip('.')}{log if culprit.exit_code == EXIT_FAILED else ''}"
         name = "" if culprit.cause in culprit.message else f"{culprit.cause}: "
-        said = _first_line(culprit.message) or culprit.cause
+        said = _first_line(culprit.message).rstrip(".") or culprit.cause
         if culprit.cause.startswith("SIG") and culprit.cause != "SIGKILL":
             crash = redact(describe_crash(culprit.rank, {rank: _end_of(path) for rank, path in logs.items()}))
             said = f"{said}: {crash}" if crash else said

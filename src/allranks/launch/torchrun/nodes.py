@@ -30,7 +30,6 @@ from allranks.launch import channel_protocol as protocol
 from allranks.launch.channel import authenticate, keep_alive, receive_exactly
 from allranks.launch.launchers import LocalLauncher, agent_words, write_attempt_args
 from allranks.launch.local_job import LocalJob
-from allranks.launch.rank_processes import TORCHRUN_VARIABLE
 from allranks.launch.rendezvous import END_ITS_PROGRAM, bind_problem
 from allranks.launch.runs import count_signals
 from allranks.launch.supervisor import LaunchedJob
@@ -349,8 +348,7 @@ def follow_driver(request: NodeRequest, port: int, show: Callable[[RunDir, list[
             ranks = msgspec.json.decode(task.plan, type=LaunchPlan).nodes[task.node].ranks
             if not shown:
                 shown = bool(show(run, ranks)) or True
-            settings = request.settings(options.address, port, port_fixed=True, agent_store=task.agent_store)
-            os.environ[TORCHRUN_VARIABLE] = msgspec.json.encode(settings).decode()
+            request.hand_over(options.address, port, port_fixed=True, agent_store=task.agent_store)
             _run_agent(run, task, peer)
     except (OSError, protocol.ChannelError) as error:
         return 1, f"the connection to the first node at {where} was lost: {error}"

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from allranks.errors import EnvironmentNotAble, RequestError
-from allranks.launch.rank_processes import TorchrunSettings
+from allranks.launch.rank_processes import TORCHRUN_VARIABLE, TorchrunSettings
 from allranks.launch.torchrun.options import DEFAULT_PORTS, TorchrunOptions
 from allranks.planning.planner import make_plan
 from allranks.planning.rank_environment import SCRIPT_ARGS
@@ -40,11 +40,11 @@ class NodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     python: str
     torch: str
 
-    def settings(self, address: str, port: int, *, port_fixed: bool, agent_store: bool) -> TorchrunSettings:
-        """Return what the agent of this node is handed."""
+    def hand_over(self, address: str, port: int, *, port_fixed: bool, agent_store: bool) -> None:
+        """Put what the agent of this node needs into its environment."""
         options = self.options
         program = dict.fromkeys(("path", "module", "workdir")) | {"direct": options.direct, "args": options.args}
-        return TorchrunSettings(
+        settings = TorchrunSettings(
             program=program | {"module" if options.module else "path": options.program},
             python=self.python,
             torch=self.torch,
@@ -60,6 +60,7 @@ class NodeRequest(msgspec.Struct, frozen=True, kw_only=True):
             agent_store=agent_store,
             virtual_local_rank=options.virtual_local_rank,
         )
+        os.environ[TORCHRUN_VARIABLE] = msgspec.json.encode(settings).decode()
 
 
 def read_node(options: TorchrunOptions) -> NodeRequest:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import signal
 from collections.abc import Callable
-
-import msgspec
 
 from allranks.launch.launchers import Launcher
 from allranks.launch.outcome import RunResult
-from allranks.launch.rank_processes import TORCHRUN_VARIABLE
 from allranks.launch.rendezvous import host_labels
 from allranks.launch.runs import Observer, launch, write_request
 from allranks.launch.torchrun.options import TorchrunOptions
@@ -54,6 +51,7 @@ def start(
         result = _run(node, view, hosts, [join.procs for join, _ in joined], launcher)
         code = 0 if result.status == "succeeded" else 1
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of `srun --kill-on-bad-exit`, before the verdict is printed
         for peer in peers:
             peer.send(nodes.Finish(code=code))
     return result
@@ -61,8 +59,7 @@ def start(
 
 def _run(node: NodeRequest, view: Observer, hosts: list[str], procs: list[int], launcher: Launcher | None) -> RunResult:
     address, port, fixed = store_place(node.options)
-    settings = node.settings(address, port, port_fixed=fixed, agent_store=bool(node.torch))
-    os.environ[TORCHRUN_VARIABLE] = msgspec.json.encode(settings).decode()
+    node.hand_over(address, port, port_fixed=fixed, agent_store=bool(node.torch))
     spec, run = create_folder(make_spec(node, hosts))
     plan = plan_nodes(spec, node.facts, hosts, procs)
     write_request(run, spec, plan)
