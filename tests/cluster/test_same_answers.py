@@ -80,13 +80,13 @@ REFUSED = {
 
 
 def both_refuse(shared: Path, spec: dict[str, Any], code: int, begin: str) -> None:
-    """Both verbs end with the same code and the same words, and no job was submitted."""
+    """Both verbs end with the same code and the same words, and no run is left."""
     runs.write(shared, spec)
     examined, started = (runs.allranks(shared, verb, "spec.yaml") for verb in ("doctor", "run"))
     assert examined.returncode == started.returncode == code, examined.stderr + started.stderr
     assert words(examined.stderr) == words(started.stderr)
     assert words(started.stderr).startswith(f"allranks: {begin}"), started.stderr
-    assert not list((shared / "runs").glob("*/job.json"))
+    assert not list((shared / "runs").glob("*/spec.yaml"))
 
 
 @pytest.mark.parametrize("fault", REFUSED)

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import logging
 import platform
+import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -172,11 +173,9 @@ def follow(
                 job.request_stop("interrupted" if interrupted else f"allranks received {counts.first}")
         if stop is not None and killed_at is None:
             expired = stop.expired(now)
-            text = (
-                stop.text
-                if program_grace_s is None
-                else (f"SIGTERM to every rank; what still runs after {program_grace_s:g} s (script.grace_s) is killed")
-            )
+            text = stop.text
+            if program_grace_s is not None:
+                text = f"SIGTERM to every rank; what still runs after {program_grace_s:g} s (script.grace_s) is killed"
             # the limit is measured anew, and after the checkpoint the phase is again that of steps
             if (stop.work, interrupted) not in shown:
                 shown.add((stop.work, interrupted))
@@ -207,10 +206,9 @@ def create(prepared: PreparedRun, *, force: bool = False) -> tuple[RunDir, Launc
     """
     spec, launcher = prepared.spec, prepared.launcher
     launcher.require_available()
-    launch_plan = prepared.plan
     if not force:
         memory.require(prepared.fit)
-        launch_plan = prepared.plan_with_memory
+    launch_plan = prepared.plan if force else prepared.plan_with_memory
     report = check_start(prepared, launch_plan)
     if not report.ok:  # what is left does not prevent a run
         from allranks.nodes.preflight.runner import failure_lines  # with all checks
@@ -219,10 +217,13 @@ def create(prepared: PreparedRun, *, force: bool = False) -> tuple[RunDir, Launc
     if problem := sequence_problem(prepared):
         raise DataError(problem)
     run_dir = create_run(spec.run_root, spec.name, group_readable=spec.cluster.group_readable)
-    write_request(run_dir, spec, launch_plan)
-    write_json(run_dir.preflight, [msgspec.to_builtins(report)])
-    write_text_atomic(run_dir.preflight_text, report.line() + "\n")
-    notes = launcher.prepare(run_dir, spec)
+    with ExitStack() as refused:
+        refused.callback(shutil.rmtree, run_dir.root, ignore_errors=True)
+        write_request(run_dir, spec, launch_plan)
+        write_json(run_dir.preflight, [msgspec.to_builtins(report)])
+        write_text_atomic(run_dir.preflight_text, report.line() + "\n")
+        notes = launcher.prepare(run_dir, spec)
+        refused.pop_all()
     return run_dir, msgspec.structs.replace(launch_plan, warnings=[*launch_plan.warnings, *notes])
 
 
@@ -231,8 +232,7 @@ def write_request(run_dir: RunDir, spec: RunSpec, launch_plan: LaunchPlan) -> No
     get_launcher(spec.cluster.launcher).write_files(run_dir, spec, launch_plan)
     earlier, command = read_record(run_dir.run_args), redact_arguments(sys.argv)
     variables = rank_environment.with_hidden_secrets(launch_plan.environment)
-    safe = rank_environment.without_secrets(spec)
-    write_text_atomic(run_dir.spec, spec_to_yaml(safe))
+    write_text_atomic(run_dir.spec, spec_to_yaml(rank_environment.without_secrets(spec)))
     write_json(run_dir.plan, msgspec.to_builtins(msgspec.structs.replace(launch_plan, environment=variables)))
     request = {
         "command": command,
