@@ -245,7 +245,7 @@ def test_copies_hold_the_values_of_their_moment_and_reuse_their_memory() -> None
 def test_a_full_disk_is_told_by_any_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """torch's own writer does not tell that the disk is full."""
     alone: Any = RankAgreement.__new__(RankAgreement)
-    alone.size, alone.group, alone._folder = 1, None, tmp_path
+    alone.size, alone.group, alone._run = 1, None, RunDir(tmp_path)
     monkeypatch.setattr(saver.dist, "all_gather_object", lambda answers, mine, group: answers.__setitem__(0, mine))
 
     def fail() -> None:
@@ -255,7 +255,7 @@ def test_a_full_disk_is_told_by_any_writer(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(filesystem.shutil, "disk_usage", lambda folder, free=free: SimpleNamespace(free=free))
         with pytest.raises(CheckpointError) as caught:
             alone.each("write its files", fail)
-        assert (f"(512 KiB are free in {tmp_path})" in str(caught.value), "free" in str(caught.value)) == (said, said)
+        assert (f"(512 KiB are free in {tmp_path}" in str(caught.value), "free" in str(caught.value)) == (said, said)
 
 
 def test_safetensors_reads_what_is_written(tmp_path: Path) -> None:

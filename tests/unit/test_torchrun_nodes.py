@@ -49,7 +49,7 @@ def test_nodes_are_ordered_by_rank_and_wrong_ones_are_told_why(listener: socket.
         stranger.sendall(b"GET / HTTP/1.0\r\n\r\n" * 20)
         second = join(port, 2, "n2")
         for node, host, version, says in (
-            (2, "n3", nodes.__version__, "n3 has node rank 2, as n2 has"),
+            (0, "n3", nodes.__version__, "n3 has node rank 0, as n10 has"),
             (3, "n4", nodes.__version__, "n4 (node rank 3) is not one of the 3 nodes"),
             (1, "n5", "0.0.1", "n5 has allranks 0.0.1"),
         ):
