@@ -251,11 +251,15 @@ def test_a_full_disk_is_told_by_any_writer(tmp_path: Path, monkeypatch: pytest.M
     def fail() -> None:
         raise error
 
+    folder = alone._run.checkpoints
     for free, said in ((2**19, True), (2**40, False)):
         monkeypatch.setattr(filesystem.shutil, "disk_usage", lambda folder, free=free: SimpleNamespace(free=free))
         with pytest.raises(CheckpointError) as caught:
             alone.each("write its files", fail)
-        assert (f"(512 KiB are free in {tmp_path}" in str(caught.value), "free" in str(caught.value)) == (said, said)
+        assert (f"(512 KiB are free in {folder})" in str(caught.value), "free" in str(caught.value)) == (said, said)
+    alone._run = RunDir(tmp_path / ("long" * 100))  # stat fails, as for a stale handle
+    with pytest.raises(CheckpointError, match="failed to write its files"):
+        alone.each("write its files", fail)
 
 
 def test_safetensors_reads_what_is_written(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ Ranks agree on each phase through a separate process group, and every wait has a
 from __future__ import annotations
 
 import math
+import os
 import re
 import shutil
 import threading
@@ -91,11 +92,10 @@ class RankAgreement:
             low = low_space_text(self._run.checkpoints)
             mine = (None, f"{text} ({low})" if low else text)
         answers: list[Any] = [None] * self.size
-        dist.all_gather_object(answers, (*mine, host_name(), self._run.spec.exists()), group=self.group)
-        # a rank that lost the shared folder may write to an empty one, and then others miss what it wrote
-        without = sorted({host for _, _, host, is_there in answers if not is_there})
-        lost = any(is_there for *_, is_there in answers) and without
-        hint = f". The run folder is no longer visible on {', '.join(without)}" if lost else ""
+        dist.all_gather_object(answers, (*mine, host_name(), os.access(self._run.spec, os.F_OK)), group=self.group)
+        # a rank that lost the shared folder may write to an empty one; Path.exists raises for a stale handle
+        blind = ", ".join(sorted({host for _, _, host, sees in answers if not sees}))
+        hint = f". The run folder is no longer visible on {blind}" if blind and any(a[3] for a in answers) else ""
         for rank, (_, problem, host, _) in enumerate(answers):
             if problem is not None:
                 raise CheckpointError(
