@@ -79,7 +79,8 @@ def machine(name: str) -> dict[str, list[str]]:
     Other boxes, and the small disks of other tests, may come and go meanwhile.
     """
     state = state_root()
-    others = [Path("/tmp"), Path("/var/tmp"), *(path for path in state.glob("*") if path.name != name)]  # noqa: S108
+    others = [path for path in state.glob("*") if path.name != name]
+    others += [*Path("/tmp").glob("pytest-of-*"), *Path("/var/tmp").glob("allranks-chaos-*")]  # noqa: S108
     links = subprocess.run(["ip", "-br", "link"], capture_output=True, text=True, timeout=10, check=True).stdout
     return {
         "interfaces": sorted(line.split()[0] for line in links.splitlines()),

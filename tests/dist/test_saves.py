@@ -75,7 +75,7 @@ def test_a_save_is_published_when_it_is_on_the_disk_and_training_need_not_wait(t
         assert result["after"] == [1]
         assert result["moved"] > 0 and result["apart"] == 0
         assert "differs from memory after it was read again. Earlier checkpoints are untouched" in result["spoilt"]
-        assert "failed to write its files: No space left on device" in result["unflushed"]
+        assert f"rank 1 on {host_name()} failed to write its files: No space left on device" in result["unflushed"]
         assert f"rank 1 on {host_name()} failed to write its files" in result["at_once"]
         waited_s, told_s, seconds = result["blocked"]
         assert waited_s == told_s < seconds

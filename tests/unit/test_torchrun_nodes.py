@@ -10,6 +10,7 @@ import pytest
 from allranks.errors import EnvironmentNotAble
 from allranks.launch.torchrun import nodes
 from allranks.launch.torchrun.options import TorchrunOptions, parse
+from tests.dist.harness import until
 from tests.other_users import OTHER_USER, needs_other_user
 
 
@@ -42,14 +43,19 @@ def gather_in_thread(listener: socket.socket, *more: str) -> tuple[threading.Thr
     return thread, hosts
 
 
-def test_nodes_are_ordered_by_rank_and_wrong_ones_are_told_why(listener: socket.socket) -> None:
+def test_nodes_are_ordered_by_rank_and_wrong_ones_are_told_why(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged, usual = list[str](), nodes._why_refused  # the lock in which they are judged is held until one has joined
+    monkeypatch.setattr(nodes, "_why_refused", lambda new, *more: judged.append(new.host) or usual(new, *more))
     port = listener.getsockname()[1]
     thread, hosts = gather_in_thread(listener, "--nnodes=3", "--rdzv-conf=join_timeout=30", "--rdzv-backend=static")
     with socket.create_connection(("127.0.0.1", port)) as stranger:
         stranger.sendall(b"GET / HTTP/1.0\r\n\r\n" * 20)
         second = join(port, 2, "n2")
+        until(lambda: judged == ["n2"])
         for node, host, version, says in (
-            (0, "n3", nodes.__version__, "n3 has node rank 0, as n10 has"),
+            (2, "n3", nodes.__version__, "n3 has node rank 2, as n2 has"),
             (3, "n4", nodes.__version__, "n4 (node rank 3) is not one of the 3 nodes"),
             (1, "n5", "0.0.1", "n5 has allranks 0.0.1"),
         ):
