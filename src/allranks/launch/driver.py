@@ -53,7 +53,7 @@ from allranks.planning import memory, network_policy
 from allranks.planning.planner import network_job, resolve_device
 from allranks.planning.records import load_plan
 from allranks.rundir.events import read_run_events
-from allranks.rundir.files import make_folder, read_json, write_json
+from allranks.rundir.files import make_folder, read_json, read_record, write_json
 from allranks.rundir.paths import RunDir
 from allranks.spec import RunSpec, load_spec
 from allranks.utils.machine import host_name, machine_facts
@@ -143,8 +143,8 @@ class Driver:
         """Record which nodes the attempt before lost, where Slurm started the job again before anybody noticed."""
         if not self._restart or not attempt or any(one.attempt == attempt for one in read_restarts(self._run)):
             return
-        places = (read_json(self._run.rendezvous(attempt)) or {}).get("places", ())
-        hosts = {str((read_json(self._run.driver) or {}).get("host")), *(place["host"] for place in places)}
+        places = read_record(self._run.rendezvous(attempt)).get("places", ())
+        hosts = {str(read_record(self._run.driver).get("host")), *(place["host"] for place in places)}
         usable = self._slurm.usable_nodes(self._spec.cluster.slurm.partition)
         if usable is not None and (lost := self._ending.lost_nodes(sorted(hosts - set(usable)))):
             record_requeue(self._run, attempt, lost, own_program=self._plan.batch is None)

@@ -25,6 +25,7 @@ from allranks.analysis.trace.records import Breakdown, MemoryReport, PhaseRow, S
 from allranks.analysis.trace.steps import (
     SECONDS_PER_US,
     BusySpans,
+    Phases,
     StepIndex,
     TraceStep,
     compute_breakdown,
@@ -146,12 +147,7 @@ def _analyse(path: Path, stream: TraceStream, events: RankEvents) -> RankResult:
     if on_device and steps:
         extend_to_device_ends(steps, _device_ends(events, steps))
     start, end = _window(events, busy, steps)
-    index = StepIndex(steps)
-    for c in collectives:
-        if c.launched is not None:
-            c.phase = phases.at(c.launched, c.thread)
-        at = index.at(c.launched if c.launched is not None else c.start)
-        c.step = index.steps[at].number if at is not None else None
+    _assign_phases_and_steps(collectives, phases, StepIndex(steps))
     by_step = [compute_breakdown(busy, s.start, s.end) for s in steps]
     windows = [(s.start, s.end) for s in steps] or [(start, end)]
     return RankResult(
@@ -211,6 +207,15 @@ def _window(events: RankEvents, busy: BusySpans, steps: list[TraceStep]) -> Span
         first.append(extent[0])
         last.append(extent[1])
     return min(first), max(last)
+
+
+def _assign_phases_and_steps(collectives: list[Collective], phases: Phases, index: StepIndex) -> None:
+    """Set the phase and the step in which each collective was launched."""
+    for c in collectives:
+        if c.launched is not None:
+            c.phase = phases.at(c.launched, c.thread)
+        at = index.at(c.launched if c.launched is not None else c.start)
+        c.step = index.steps[at].number if at is not None else None
 
 
 def _longest(tops: TimeTotals) -> TimeTotals:

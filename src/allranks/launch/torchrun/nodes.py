@@ -348,7 +348,7 @@ def follow_driver(request: NodeRequest, port: int, show: Callable[[RunDir, list[
             ranks = msgspec.json.decode(task.plan, type=LaunchPlan).nodes[task.node].ranks
             if not shown:
                 shown = bool(show(run, ranks)) or True
-            request.hand_over(options.address, port, port_fixed=True, agent_store=task.agent_store)
+            request.export_settings(options.address, port, port_fixed=True, agent_store=task.agent_store)
             _run_agent(run, task, peer)
     except (OSError, protocol.ChannelError) as error:
         return 1, f"the connection to the first node at {where} was lost: {error}"

@@ -40,7 +40,7 @@ class NodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     python: str
     torch: str
 
-    def hand_over(self, address: str, port: int, *, port_fixed: bool, agent_store: bool) -> None:
+    def export_settings(self, address: str, port: int, *, port_fixed: bool, agent_store: bool) -> None:
         """Put what the agent of this node needs into its environment."""
         options = self.options
         program = dict.fromkeys(("path", "module", "workdir")) | {"direct": options.direct, "args": options.args}

@@ -51,7 +51,7 @@ def start(
         result = _run(node, view, hosts, [join.procs for join, _ in joined], launcher)
         code = 0 if result.status == "succeeded" else 1
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of `srun --kill-on-bad-exit`, before the verdict is printed
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # srun --kill-on-bad-exit sends it before the verdict is printed
         for peer in peers:
             peer.send(nodes.Finish(code=code))
     return result
@@ -59,7 +59,7 @@ def start(
 
 def _run(node: NodeRequest, view: Observer, hosts: list[str], procs: list[int], launcher: Launcher | None) -> RunResult:
     address, port, fixed = store_place(node.options)
-    node.hand_over(address, port, port_fixed=fixed, agent_store=bool(node.torch))
+    node.export_settings(address, port, port_fixed=fixed, agent_store=bool(node.torch))
     spec, run = create_folder(make_spec(node, hosts))
     plan = plan_nodes(spec, node.facts, hosts, procs)
     write_request(run, spec, plan)
