@@ -6,6 +6,7 @@ fixture) go to one worker, and so do the tests of a quick file; all others go on
 free, the longest first.
 """
 
+import gc
 import os
 import random
 import selectors
@@ -86,6 +87,7 @@ class Forks:
             together.setdefault(scope_of(item), []).append(at)
         scopes = deque(sorted(together.values(), key=lambda tests: turn_of(session.items[tests[0]])))
         select, workers = selectors.DefaultSelector(), []
+        gc.freeze()  # else each worker's garbage collector walks through all that has been collected, and copies it
 
         def start() -> None:
             worker = Worker(session, len(workers))

@@ -18,6 +18,7 @@ import io
 import logging
 import os
 import random
+import re
 import runpy
 import signal
 import socket
@@ -41,6 +42,7 @@ from tests.forks import WORKER
 
 REPO = Path(__file__).resolve().parent.parent
 ANEW = "ALLRANKS_TEST_ANEW"
+PYTHONPATH = os.environ.get("PYTHONPATH", "")  # without what a test may add
 HEAVY = (
     "torch", "torch.distributed.fsdp", "torch.distributed.optim", "transformers",
     "transformers.models.mistral.modeling_mistral",
@@ -161,7 +163,7 @@ class Warm:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
             listener.listen(64)
-            places = [str(REPO), str(REPO / "src"), os.environ.get("PYTHONPATH", "")]
+            places = [str(REPO), str(REPO / "src"), PYTHONPATH]
             # room for the arguments and variables of what is forked, see `show_in_proc`
             env = {**os.environ, "OMP_NUM_THREADS": "1", "ALLRANKS_TEST_ROOM": " " * 20000}
             env["PYTHONPATH"] = os.pathsep.join(filter(None, places))
@@ -422,10 +424,12 @@ _execute_child: Any = subprocess.Popen._execute_child  # type: ignore[attr-defin
 def fork_instead(
     self: Any, args: Any, executable: Any, preexec: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any, *more: Any
 ) -> None:
-    """In place of `subprocess.Popen._execute_child`: fork where a module of allranks would be started anew."""
+    """In place of `subprocess.Popen._execute_child`: fork where a program of allranks would be started anew."""
     _, _, _, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *_, new_session, _ = more
     words = [word for word in args if word != "-u"] if isinstance(args, list) else []
-    if words[:2] != [sys.executable, "-m"] or words[2] not in FORKED or _sees_imports(words):
+    server = len(words) > 1 and words[0] == sys.executable and words[1].endswith("/allranks/launch/store_server.py")
+    module = words[2] if words[:2] == [sys.executable, "-m"] else ""
+    if not server and (module not in FORKED or _sees_imports(words)):
         _execute_child(self, args, executable, preexec, close_fds, pass_fds, cwd, env, *more)
         return
     self.pid = os.fork()
@@ -439,14 +443,19 @@ def fork_instead(
                 sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
             sys.orig_argv = words
             _customize()
-            sys.argv = words[2:]
+            sys.argv = words[1:] if server else words[2:]
             try:
-                runpy.run_module(words[2], run_name="__main__", alter_sys=True)
+                if server:
+                    runpy.run_path(words[1], run_name="__main__")
+                else:
+                    runpy.run_module(module, run_name="__main__", alter_sys=True)
             finally:
                 threading._shutdown()  # type: ignore[attr-defined]
                 atexit._run_exitfuncs()
 
         env = dict(os.environ if env is None else env)
+        if server:
+            env["ALLRANKS_STORE_IMPORTS_TORCH"] = "1"  # it has been imported
         end_with(call, words[1:], env, str(cwd or Path.cwd()), (p2cread, c2pwrite, errwrite), tuple(pass_fds))
     self._child_created = True
     self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
@@ -468,7 +477,9 @@ def _sees_imports(words: list[str]) -> bool:
         return False
     program = Path(script.get("path") or "")
     text = program.read_text() if program.is_file() else ""
-    return "import torch" not in text or any(name in text for name in ("transformers", "lightning", "deepspeed", "trl"))
+    return not re.search(r"^\s*(import|from)\s.*\btorch\b", text, re.M) or any(
+        name in text for name in ("transformers", "lightning", "deepspeed", "trl")
+    )
 
 
 def _customize() -> None:

@@ -20,11 +20,11 @@ PLANTED = Path(__file__).parent / "planted"
 
 def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategies: str, **train: Any) -> tuple[int, Any, Any]:
     """The exit code, the rows by strategy, and the setting of a comparison."""
-    config = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3}
+    config = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     spec = {
         "name": "c",
         "model": {"name": "tiny:llama", "config": config},
-        "data": {"source": "builtin:reviews", "subset": 200, "max_length": 64, "template": "text"},
+        "data": {"source": "builtin:reviews", "subset": 200, "max_length": 32, "template": "text"},
         "strategy": {"name": "pytorch_ddp", "bucket_mb": 0.2},
         "train": {"max_steps": 3, "micro_batch_size": 2, "lr": 1e-3, **train},
         "cluster": {"procs_per_node": 2, "cache": str(tmp_path / "cache")},

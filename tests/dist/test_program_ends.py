@@ -48,6 +48,7 @@ def log_of(folder: Path, text: str) -> list[str]:
     return run.rank_logs(1)[0].read_text().splitlines()[1:]
 
 
+@pytest.mark.full
 def test_the_traceback_of_a_program_begins_in_the_program(tmp_path: Path) -> None:
     first, second, *_, last = log_of(tmp_path, "def main():\n    raise KeyError('rows')\n\nmain()\n")
     assert first == "Traceback (most recent call last):"
@@ -156,7 +157,7 @@ def test_a_deaf_program_is_killed_after_its_grace_with_its_children(program: Any
         assert "rank 0, 1 did not end within 1 s (script.grace_s) and was killed" in " ".join(out.split())
 
 
-@pytest.mark.parametrize("killed", ["command", "command and agent"])
+@pytest.mark.parametrize("killed", ["command", pytest.param("command and agent", marks=pytest.mark.full)])
 def test_nothing_is_left_of_a_deaf_program_whose_launcher_is_killed(program: Any, killed: str) -> None:
     """As the out-of-memory killer does, who sends SIGKILL. One child has left its rank's session."""
     one = program(DEAF, grace_s=1.0)
@@ -211,6 +212,7 @@ def started(folder: Path, before: str = "", program: str = PROGRAM, **more: Any)
             process.kill()
 
 
+@pytest.mark.full
 def test_each_agent_of_one_host_leaves_its_own_record(tmp_path: Path) -> None:
     with started(tmp_path) as (launcher, agents, out):
         assert launcher.wait(timeout=60) == 1, out.read_text()

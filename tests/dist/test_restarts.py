@@ -39,6 +39,7 @@ def test_after_a_kill_the_weights_are_as_undisturbed(tmp_path: Path, monkeypatch
     assert f"effective      {time['share']:.1%} of the time was training that counts" in done.stdout
 
 
+@pytest.mark.full
 def test_a_second_failure_of_unknown_cause_ends_it_with_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stall_ranks(monkeypatch, "killed:1:4")
     monkeypatch.setenv("STUCK_ATTEMPTS", "0,1,2")
@@ -133,7 +134,7 @@ if attempt == "0":
 """
 
 
-@pytest.mark.parametrize("killed", ["rank", "agent"])
+@pytest.mark.parametrize("killed", ["rank", pytest.param("agent", marks=pytest.mark.full)])
 def test_nodes_started_by_hand_start_again_unless_one_is_gone(tmp_path: Path, killed: str) -> None:
     with started(tmp_path, program=BY_HAND.format(killed=killed), restarts={"max": 1}) as (launcher, agents, out):
         if killed == "agent":

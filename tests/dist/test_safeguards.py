@@ -13,27 +13,27 @@ from tests.dist.harness import allranks, equal, rows_spec, run_ranks, train, wei
 
 
 def test_a_requested_checkpoint_is_full_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = rows_spec(tmp_path, train={"max_steps": 60}, checkpoint={"mode": "weights_only"})
+    spec = rows_spec(tmp_path, train={"max_steps": 30}, checkpoint={"mode": "weights_only"})
     _, undisturbed = train(tmp_path, spec, code=0)
-    harness.slow_down(monkeypatch, 0.1)
+    harness.slow_down(monkeypatch, 0.2)
     background = harness.Background(tmp_path, "run", str(write_spec(tmp_path, {**spec, "name": "asked"})))
     monkeypatch.delenv("STUCK")
     run = background.run
     background.until_step(3)
     done = allranks("checkpoint", run.name, cwd=tmp_path, code=0)
     step = int(done.stdout.split(" of step ")[1].split()[0])
-    assert str(run.checkpoint(step)) in done.stdout and step < 60
+    assert str(run.checkpoint(step)) in done.stdout and step < 30
     assert read_json(run.checkpoint(step) / "manifest.json")["mode"] == "full"
     assert "asked its ranks" in allranks("checkpoint", run.name, "--no-wait", cwd=tmp_path, code=0).stdout
     code, out = background.wait()
     assert code == 0, out
     saved = {r: [(e["step"], e["mode"]) for e in background.events(r) if e["event"] == "checkpoint"] for r in (0, 1)}
     assert saved[0] == saved[1] and [mode for _, mode in saved[0]] == ["full", "full", "weights_only"]
-    assert equal(weights_of(run, 60), weights_of(undisturbed, 60))
+    assert equal(weights_of(run, 30), weights_of(undisturbed, 30))
     # what cannot save
     plan = read_json(run.plan)
     for change, said in (
-        (lambda: None, f"does not run; there is nothing to save; its newest checkpoint is {run.checkpoint(60)}"),
+        (lambda: None, f"does not run; there is nothing to save; its newest checkpoint is {run.checkpoint(30)}"),
         (lambda: run.plan.write_text(json.dumps({**plan, "batch": None})), "runs your own program"),
         (lambda: run.compare.write_text("{}"), "compares strategies"),
     ):

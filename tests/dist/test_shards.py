@@ -7,10 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests import sampling
 from tests.dist.harness import run_ranks, shared_strategies
 from tests.dist.plants import needs_deepspeed
 
-NAMES = ["pytorch_ddp", "zero2", "zero3", "pytorch_zero1", "pytorch_zero3", "hf_trainer"]
+NAMES = sampling.first_of(["pytorch_ddp", "zero3", "pytorch_zero3", "hf_trainer", "zero2", "pytorch_zero1"], 4)
 DEEPSPEED = ["deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"]
 OTHERS = ["pytorch_ddp", "zero3", "pytorch_zero3"]
 full = pytest.mark.full

@@ -95,6 +95,7 @@ dist.barrier()
 """
 
 
+@pytest.mark.full
 def test_the_failed_rank_is_named_if_the_end_of_the_other_node_ends_the_first(tmp_path: Path) -> None:
     """`srun --kill-on-bad-exit=1` sends SIGTERM; the first node still shows output, which nobody reads yet."""
     (tmp_path / "long.py").write_text(LONG)

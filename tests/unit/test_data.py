@@ -76,7 +76,10 @@ def test_built_in_rows_are_the_same_everywhere(name: str) -> None:
     assert BUILTIN[name].rows(50, 3) == BUILTIN[name].rows(500, 3)[:50]
 
 
-@pytest.mark.parametrize(("name", "n"), [("instructions", 5000), ("news", 30000), ("reviews", 30000)])
+@pytest.mark.parametrize(
+    ("name", "n"),
+    [("instructions", 5000), *(pytest.param(name, 30000, marks=pytest.mark.full) for name in ("news", "reviews"))],
+)
 def test_no_built_in_row_comes_twice(name: str, n: int) -> None:
     rows = [tuple(v for k, v in row.items() if k not in ("output", "label")) for row in BUILTIN[name].rows(n, 0)]
     assert len(set(rows)) == len(rows) == n > BUILTIN[name].default_rows

@@ -14,6 +14,7 @@ from allranks.train.models.block_forward import Compilation, set_block_forward
 from allranks.train.models.float8 import cast_rows, scaled_product, use_float8, verify_products, without_float8
 from allranks.train.models.lora import fuse_lora
 from allranks.train.models.losses import LossModel
+from tests import sampling
 from tests.unit.test_lora import adapted, results
 from tests.unit.test_packed_attention import packed_batch
 
@@ -66,12 +67,15 @@ def apart(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> list[float]:
     return [float((one - other).detach().norm() / other.detach().norm()) for one, other in pairs]
 
 
-@pytest.mark.parametrize("lora", [{}, {"lora_dropout": 0.3}, {"target_modules": ["q_proj", "v_proj", "down_proj"]}])
+MORE = [{"lora_dropout": 0.3}, {"target_modules": ["q_proj", "v_proj", "down_proj"]}]
+
+
+@pytest.mark.parametrize("lora", [{}, *(pytest.param(how, marks=pytest.mark.full) for how in MORE)])
 def test_layers_are_computed_in_float8_in_every_way(lora: dict[str, Any]) -> None:
     fused, plain = model_of(**lora), model_of(fused=False, **lora)
     single, found = alone(fused), results(fused)
     assert max(apart(single, alone(plain))) < 1e-5
-    for mode, backend in (("selective", None), ("full", None), ("none", "aot_eager")):
+    for mode, backend in (("selective", None), ("full", None), ("none", "aot_eager"))[: 2 + sampling.ALL]:
         same = model_of(**lora)
         how = Compilation(static=True, report=pytest.fail, backend=backend) if backend and not lora else None
         set_block_forward(same, mode, how)

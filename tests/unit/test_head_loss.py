@@ -133,7 +133,7 @@ class LiveLogits(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.full)])
 def test_logits_that_exist_are_those_of_the_estimate(dtype: torch.dtype) -> None:
     vocabulary, length = 20_000, 1024
     model = model_of("mistral", vocab_size=vocabulary, tie_word_embeddings=False).to(dtype)

@@ -32,7 +32,7 @@ CHOICES = [
 
 
 def init(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return allranks("init", *words, cwd=cwd)
+    return allranks("init", *words, cwd=cwd, kind="heavy")
 
 
 def answer(cwd: Path, answers: list[str], *words: str, limit_s: float = 60) -> tuple[int, str]:

@@ -133,6 +133,7 @@ def test_layers_that_turn_out_to_have_other_inputs_are_computed_one_by_one(count
     assert not group.shared and group.source is None and not group.results
 
 
+@pytest.mark.full
 def test_blocks_with_adapters_share_compiled_programs() -> None:
     """As many programs as blocks would take minutes to compile for a model of 32 layers."""
 
@@ -146,7 +147,7 @@ def test_blocks_with_adapters_share_compiled_programs() -> None:
         results(model)
         return len(compiled)
 
-    assert programs(2) == programs(4)
+    assert programs(2) == programs(3)
 
 
 def test_a_hook_that_gathers_the_weights_of_a_layer_runs_before_they_are_read() -> None:

@@ -325,6 +325,7 @@ def test_flash_attention_of_recomputed_and_adapted_blocks_is_told_the_rows(monke
     assert_flash_rows(with_lora(inner, targets=["q_proj", "v_proj"]).train(), monkeypatch, computed=2)
 
 
+@pytest.mark.full
 def test_another_number_of_rows_does_not_compile_blocks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of static shapes: torch would give up after some compilations."""
     model = model_of("mistral", num_hidden_layers=1)

@@ -89,6 +89,7 @@ def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 SHOWN = "document.querySelectorAll('.scatterlayer .trace, .barlayer .trace').length"
 CLICK_ALL = "document.querySelectorAll('button, summary, nav a').forEach((e) => e.click())"
+FITS = "document.documentElement.scrollWidth <= innerWidth"
 UNTITLED = """[...document.querySelectorAll('.plot')].filter((p) =>
   Object.keys(p.layout).filter((k) => k.startsWith('yaxis')).length !==
   [...p.querySelectorAll('.annotation')].filter((a) => a.textContent).length).map((p) => p.id)"""
@@ -104,7 +105,7 @@ def test_a_page_works(browser: Browser, page: str, width: int) -> None:
     assert before == 0 or browser.run(SHOWN) < before
     browser.run(CLICK_ALL)
     browser.until(f"{SHOWN} === {before}")
-    assert browser.run("document.documentElement.scrollWidth <= innerWidth") and browser.problems == []
+    assert browser.run(FITS) and browser.problems == []
 
 
 CUT = """[...document.querySelectorAll('main *, .plot svg')].filter((e) => e.checkVisibility() && (
@@ -132,6 +133,7 @@ def test_a_page_is_printed_whole(browser: Browser, page: str) -> None:
 def test_a_page_is_accessible(browser: Browser, page: str, width: int) -> None:
     browser.open(page, width, dark=width < 1000)
     browser.draw()
+    assert browser.run(FITS) and browser.problems == []
     browser.run(AXE.read_text() + ";0")
     found = browser.run("axe.run().then((r) => r.violations.map((v) => [v.impact, v.id, v.nodes[0].html]))")
     assert [v for v in found if v[0] in ("serious", "critical")] == []

@@ -28,7 +28,9 @@ DATA: dict[str, dict[str, Any]] = {
     },
     "whole": {"data": {"source": "builtin:instructions", "subset": 90, "max_length": 80, "mask_prompt": False}},
     "labels": {"data": {"source": "builtin:news", "subset": 90, "max_length": 40}, "model": {"name": "tiny:bert"}},
-    "no held-out rows": {"data": {"source": "builtin:instructions", "max_length": 80, "eval_fraction": 0.0, "seed": 3}},
+    "no held-out rows": {
+        "data": {"source": "builtin:instructions", "subset": 90, "max_length": 80, "eval_fraction": 0.0, "seed": 3},
+    },
     "noise": {"data": {"source": "builtin:noise", "subset": 30}, "model": {"name": "mlp:8x2"}},
 }  # fmt: skip
 
