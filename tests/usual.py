@@ -15,7 +15,7 @@ CASES: dict[str, set[str]] = {
     "security/test_file_modes.py::test_a_training_run_leaves_nothing_open_and_its_cache_shared": set(),
     "unit/test_cli_paths.py::test_a_file_that_may_not_be_read_ends_with_2_and_is_named": {"plan", "diagnose"},
     "unit/test_cli_paths.py::test_a_run_root_that_may_not_be_read_or_is_a_file_ends_with_2": {"runs"},
-    "golden/test_frozen.py::test_an_old_run_resumes": {"zero1-mlp"},
+    "golden/test_frozen.py::test_an_old_run_resumes": {"pytorch_ddp-lora"},
     "dist/test_script_hangs.py::test_a_group_that_ddp_frees_does_not_hang": set(),
     "unit/test_pages.py::test_a_page_is_accessible": {
         "report-420", "report of a failure-420", "report of a large run-420", "compared runs, sweep-420",

@@ -62,6 +62,7 @@ def test_a_program_that_python_cannot_read_starts_no_rank(tmp_path: Path) -> Non
     assert "program.py: line 1: '(' was never closed" in done.stderr and not (tmp_path / "runs").exists()
 
 
+@pytest.mark.full
 def test_an_error_goes_to_the_excepthook_of_the_program(tmp_path: Path) -> None:
     hook = (
         "import sys\ndef hook(kind, error, trace):\n    print('hook', kind.__name__, trace.tb_lineno)\n    "
@@ -223,6 +224,7 @@ def test_each_agent_of_one_host_leaves_its_own_record(tmp_path: Path) -> None:
         assert [(one["node"], [end["rank"] for end in one["failed"]]) for one in records] == [(0, []), (1, [1])]
 
 
+@pytest.mark.full
 def test_hosts_are_examined_before_the_ranks_start(tmp_path: Path) -> None:
     with started(tmp_path, "ulimit -n 512; ") as (launcher, agents, out):
         assert launcher.wait(timeout=60) == 3, out.read_text()

@@ -49,6 +49,7 @@ def read(page: HeartbeatPage) -> heartbeat.Heartbeat:
     return beat
 
 
+@pytest.mark.full
 def test_torch_may_be_imported_while_the_heartbeat_runs(tmp_path: Path) -> None:
     command = [sys.executable, "-c", IMPORTS, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -76,6 +76,7 @@ def test_a_strategy_of_a_package_is_planned_with_its_memory_and_options(site: Pa
     assert "power" in plan(site, tmp_path, "mine, force: 2").stderr  # the options that it has
 
 
+@pytest.mark.full
 def test_a_strategy_of_a_package_is_built_and_runs_in_the_loop(site: Path) -> None:
     code = (
         "from allranks.train import strategies; from allranks.train.engines import engine_of;"

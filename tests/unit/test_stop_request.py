@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 NESTED = """
 import signal, sys
 from allranks.train.step_metrics import StopRequest
@@ -33,6 +35,7 @@ print(stop.asked, stop.reason in ("SIGUSR1", "SIGTERM"), len(seen) > 1)
 """
 
 
+@pytest.mark.full
 def test_a_signal_within_the_handler_of_another_does_not_block() -> None:
     done = subprocess.run([sys.executable, "-c", NESTED], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr) == ("True True True\n", "")
