@@ -9,7 +9,7 @@
 #              AGAIN=1 repeats what is recorded, DEVICE=cpu rehearses with tiny sizes, RESULTS=DIR writes elsewhere
 # make gpu-wheels HAVE=FREEZE FOR=3.12  downloads into .wheels what an offline machine lacks (see benchmarks/README.md)
 # make site    builds the documentation site in build/site; a broken link fails
-# JOBS=7       tests at a time
+# JOBS=4       tests at a time
 # TORCH=2.12.0 another torch than the tested one;  PYTHON=python3.12 another interpreter
 
 SHELL := /bin/bash
@@ -40,8 +40,9 @@ demo: $(DEMO_STAMP)
 compare: setup
 	@$(VENV)/bin/allranks compare examples/compare-tiny.yaml
 
-# Seven tests at a time: many of them wait rather than work. A machine may be too busy for one of them beside the others.
-JOBS ?= 7
+# Tests at a time, on two cores: some wait rather than work, but ranks and launchers of too many hinder each other.
+# A machine may be too busy for one of them beside the others.
+JOBS ?= 4
 PARALLEL = --forks $(JOBS)
 
 USUAL := -m "not full and not docs"
