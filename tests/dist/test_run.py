@@ -38,6 +38,7 @@ def test_metrics_hold_all_that_the_contract_names(finished: Any) -> None:
     assert metrics["eval_loss"] < metrics["eval_loss_first"]
     assert metrics["mfu"] is None and metrics["mfu_with_attention"] is None
     assert metrics["tokens_per_s"] > 0 and metrics["attention_flops_per_token"] > 0
+    assert metrics["peak_memory_bytes"] > 100 * 2**20  # of a process with torch
     (seen,) = metrics["network"]["observed"]
     assert metrics["network"]["findings"] == [] and list(seen["connections"]) == ["lo"], metrics["network"]
     decided = read_json(run.network(1))["nodes"][0]["environment"]
