@@ -78,9 +78,7 @@ FILES: dict[str, set[str]] = {
     "dist/test_compare.py": {
         "test_honest_strategies_pass_and_hold_what_theory_says", "test_each_defect_still_finds_its_place",
     },
-    "dist/test_deepspeed.py": {
-        "test_adapters_reload_in_plain_peft_with_the_same_logits",
-    },
+    "dist/test_deepspeed.py": {"test_adapters_reload_in_plain_peft_with_the_same_logits"},
     "dist/test_full_disk.py": {
         "test_a_disk_that_is_full_before_the_run_or_fills_up_during_it", "test_every_verb_that_writes[report-]",
         "test_every_verb_that_writes[topo-]",

@@ -455,7 +455,7 @@ def fork_instead(
 
         env = dict(os.environ if env is None else env)
         if server:
-            env["ALLRANKS_STORE_IMPORTS_TORCH"] = "1"  # it has been imported
+            env[import_module("allranks.launch.store_server").WHOLE] = "1"  # it has been imported
         end_with(call, words[1:], env, str(cwd or Path.cwd()), (p2cread, c2pwrite, errwrite), tuple(pass_fds))
     self._child_created = True
     self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)

@@ -22,9 +22,9 @@ from tests.cluster.runs import Submitted, hosts_of, log_of, program_in, rank_tex
 from tests.conftest import REPO
 from tests.dist.harness import STUCK, step_events
 
-STEPS = 300 if sampling.ALL else 50
+STEPS = 300 if sampling.ALL else 150
 SLOW = {  # one rank alone would be done before the other job is there
-    "PYTHONPATH": os.pathsep.join([str(STUCK), str(REPO / "src")]), "STUCK": "sleep_a_while:0:-1", "STUCK_S": "0.3",
+    "PYTHONPATH": os.pathsep.join([str(STUCK), str(REPO / "src")]), "STUCK": "sleep_a_while:0:-1", "STUCK_S": "0.1",
 }  # fmt: skip
 GRACE_S, KILL_WAIT_S = 20, 20
 LOW = "Nodes=ALL PriorityTier=10 MaxTime=INFINITE State=UP DefMemPerCPU=100"

@@ -201,15 +201,11 @@ def gathered_by_deepspeed(world: DistContext, args: dict[str, Any]) -> Any:
 def mechanism(world: DistContext, args: dict[str, Any]) -> Any:
     """For each (strategy, variant): what its process group did in two steps that its formula does not say, or None."""
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
-    found: list[dict[str, Any]] = []
-    sizes_of: dict[str, Sizes] = {}
+    found = []
     for name, variant in args["pairs"]:
         how = FORMS[variant]
         strategy, _ = prepared(name, world, how)
-        if variant not in sizes_of:
-            trained = [p for p in built(how).parameters() if p.requires_grad]
-            sizes_of[variant] = Sizes(tuple(p.numel() * p.element_size() for p in trained))
-        sizes = sizes_of[variant]
+        sizes = Sizes(tuple(p.numel() * p.element_size() for p in built(how).parameters() if p.requires_grad))
         recorder = CollectiveRecorder(1, 2)
         run_steps(name, strategy, world, tokens, how, Path(args["folder"]), 3, watcher=recorder)
         expected = [asdict(t) for t in strategy.traffic(sizes, world.size, how.get("accum", 1))]

@@ -24,8 +24,9 @@ CONFIG = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 320,
 }  # fmt: skip
-STRATEGIES = ["pytorch_ddp", "zero2", "pytorch_zero3:sharded", "pytorch_zero2", "pytorch_zero3", "hf_trainer"]
-STRATEGIES = sampling.first_of(STRATEGIES, 3)
+STRATEGIES = sampling.first_of(
+    ["pytorch_ddp", "zero2", "pytorch_zero3:sharded", "pytorch_zero2", "pytorch_zero3", "hf_trainer"], 3
+)
 
 
 def both(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[str, str]:
