@@ -29,6 +29,7 @@ class Browser:
             os.close(end)
         self._number, self._rest, self._session, self._loaded = 0, b"", "", False
         self.problems: list[str] = []
+        self.shown = ("", 0)  # address and width
         tab = next(t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=tab, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
@@ -75,6 +76,7 @@ class Browser:
         self.call("Page.navigate", url=address)
         while not self._loaded:
             self._next()
+        self.shown = address, width
 
     def run(self, script: str) -> Any:
         """Return the JSON value of a script, awaited if it is a promise."""

@@ -31,6 +31,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from importlib import import_module
+from inspect import signature
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import ModuleType
@@ -52,6 +53,7 @@ HEAVY = (
 DEEPSPEED = (
     "deepspeed", "deepspeed.module_inject.auto_ep_layer", "deepspeed.ops.op_builder.all_ops",
     "deepspeed.runtime.zero.muon.muon_optimizer", "deepspeed.runtime.superoffload.superoffload_stage3",
+    "distutils.ccompiler",
 )  # fmt: skip
 """With what it imports when an engine is made."""
 
@@ -62,7 +64,10 @@ def import_light() -> None:
     for path in sorted(source.glob("allranks/**/*.py")):
         name = path.relative_to(source).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
         if not name.startswith(("allranks.train", "allranks.examples", "allranks.__main__")):
-            import_module(name)
+            module = import_module(name)
+            for value in vars(module).values():
+                if hasattr(value, "cache_info") and not signature(value).parameters:
+                    value()  # templates, tables and patterns that many verbs read
     assert "torch" not in sys.modules
 
 
@@ -77,6 +82,7 @@ def import_heavy() -> None:
         import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("")
     for name in ("cases", "saves", "loads"):
         import_module(f"tests.dist.{name}")
+    _import_copies()
 
 
 def verb() -> None:
@@ -92,7 +98,6 @@ def verb() -> None:
 def run() -> None:
     """A verb whose processes are forked."""
     subprocess.Popen._execute_child = fork_instead  # type: ignore[attr-defined]
-    _forget_allranks()
     _customize()
     verb()
 
@@ -109,6 +114,10 @@ KINDS: dict[str, tuple[Callable[[], None], tuple[str, ...]]] = {
     "heavy": (import_heavy, ()),
 }
 """What a process imports, and the program that starts it."""
+COPIES: list[dict[str, ModuleType]] = []
+"""Modules of allranks that no process has used since they were imported: a forked one takes a copy, its parent does
+not notice."""
+_used: list[dict[str, ModuleType]] = []
 CALLS: dict[str, Callable[[], None]] = {"verb": verb, "run": run, "rank": rank}
 
 
@@ -438,7 +447,7 @@ def fork_instead(
             os.setsid()
 
         def call() -> None:
-            _forget_allranks()
+            _renew_allranks()
             if "-u" in args:
                 sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
             sys.orig_argv = words
@@ -448,6 +457,7 @@ def fork_instead(
                 if server:
                     runpy.run_path(words[1], run_name="__main__")
                 else:
+                    sys.modules.pop(module, None)  # its code runs anew
                     runpy.run_module(module, run_name="__main__", alter_sys=True)
             finally:
                 threading._shutdown()  # type: ignore[attr-defined]
@@ -461,10 +471,25 @@ def fork_instead(
     self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
 
 
-def _forget_allranks() -> None:
-    """Let its modules be imported anew, without what a parent has put into them."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "allranks"]:
-        del sys.modules[name]
+def _import_copies() -> None:
+    """Import allranks again and again, for processes that a run forks from its own."""
+    own = _take_allranks()
+    for _ in range(2):  # an agent and its ranks
+        for name in own:
+            import_module(name)
+        COPIES.append(_take_allranks())
+    sys.modules.update(own)
+
+
+def _renew_allranks() -> None:
+    """Let its modules be as after their import, without what a parent has put into them."""
+    _used.append(_take_allranks())  # to free them takes longer
+    if COPIES:
+        sys.modules.update(COPIES.pop())
+
+
+def _take_allranks() -> dict[str, ModuleType]:
+    return {name: sys.modules.pop(name) for name in list(sys.modules) if f"{name}.".startswith("allranks.")}
 
 
 def _sees_imports(words: list[str]) -> bool:
@@ -472,10 +497,10 @@ def _sees_imports(words: list[str]) -> bool:
     notices when it is imported."""
     if words[2] != "allranks.launch.rank":
         return False
-    script = yaml.safe_load((Path(words[3]) / "spec.yaml").read_text()).get("script")
-    if not script:
+    spec = (Path(words[3]) / "spec.yaml").read_text()
+    if not re.search(r"^script:$", spec, re.M):  # null
         return False
-    program = Path(script.get("path") or "")
+    program = Path(yaml.safe_load(spec)["script"].get("path") or "")
     text = program.read_text() if program.is_file() else ""
     return not re.search(r"^\s*(import|from)\s.*\btorch\b", text, re.M) or any(
         name in text for name in ("transformers", "lightning", "deepspeed", "trl")

@@ -57,7 +57,7 @@ def test_a_resumed_run_is_bitwise_one_unbroken(tmp_path: Path, monkeypatch: pyte
     After Ctrl-C the steps and the save take longer than ranks with nothing to save get.
     """
     slow = signals == (signal.SIGINT,)
-    steps = 30 if slow else 80
+    steps = 20 if slow else 80
     _, whole = train(tmp_path, resumable(tmp_path, "whole", steps), code=0)
     if slow:
         harness.stall_ranks(monkeypatch, "slow_everywhere:0:-7;slow_everywhere:1:-7", 0.8)

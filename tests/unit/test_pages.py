@@ -95,10 +95,16 @@ UNTITLED = """[...document.querySelectorAll('.plot')].filter((p) =>
   [...p.querySelectorAll('.annotation')].filter((a) => a.textContent).length).map((p) => p.id)"""
 
 
+def show(browser: Browser, page: str, width: int) -> None:
+    """Open and draw a page, unless the test before has left it so."""
+    if browser.shown != (page, width):
+        browser.open(page, width, dark=width < 1000)
+        browser.draw()
+
+
 @pytest.mark.parametrize("width", [1400, 420])
 def test_a_page_works(browser: Browser, page: str, width: int) -> None:
-    browser.open(page, width, dark=width < 1000)
-    browser.draw()
+    show(browser, page, width)
     assert browser.run(UNTITLED) == [], "a y axis without title"
     before = browser.run(SHOWN)
     browser.run(CLICK_ALL)
@@ -106,6 +112,16 @@ def test_a_page_works(browser: Browser, page: str, width: int) -> None:
     browser.run(CLICK_ALL)
     browser.until(f"{SHOWN} === {before}")
     assert browser.run(FITS) and browser.problems == []
+
+
+@pytest.mark.skipif(not AXE.exists(), reason=f"needs axe-core: npm install --prefix {sys.prefix} axe-core")
+@pytest.mark.parametrize("width", [1400, 420])
+def test_a_page_is_accessible(browser: Browser, page: str, width: int) -> None:
+    show(browser, page, width)
+    assert browser.run(FITS) and browser.problems == []
+    browser.run(AXE.read_text() + ";0")
+    found = browser.run("axe.run().then((r) => r.violations.map((v) => [v.impact, v.id, v.nodes[0].html]))")
+    assert [v for v in found if v[0] in ("serious", "critical")] == []
 
 
 CUT = """[...document.querySelectorAll('main *, .plot svg')].filter((e) => e.checkVisibility() && (
@@ -126,17 +142,6 @@ def test_a_page_is_printed_whole(browser: Browser, page: str) -> None:
     browser.run("dispatchEvent(new Event('beforeprint'))")
     assert browser.run(CUT) == [] and browser.run(GLUED) == []
     assert not browser.run("[...document.querySelectorAll('nav, .log')].some((e) => e.checkVisibility())")
-
-
-@pytest.mark.skipif(not AXE.exists(), reason=f"needs axe-core: npm install --prefix {sys.prefix} axe-core")
-@pytest.mark.parametrize("width", [1400, 420])
-def test_a_page_is_accessible(browser: Browser, page: str, width: int) -> None:
-    browser.open(page, width, dark=width < 1000)
-    browser.draw()
-    assert browser.run(FITS) and browser.problems == []
-    browser.run(AXE.read_text() + ";0")
-    found = browser.run("axe.run().then((r) => r.violations.map((v) => [v.impact, v.id, v.nodes[0].html]))")
-    assert [v for v in found if v[0] in ("serious", "critical")] == []
 
 
 def test_a_page_that_loads_itself_again_remembers_what_was_hidden(browser: Browser, tmp_path: Path) -> None:

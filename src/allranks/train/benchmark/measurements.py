@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from allranks.train.distributed import DistContext
 from allranks.train.loop import StepWatcher
+from allranks.train.profiler import TraceNotWritten, publish_trace
 from allranks.train.strategies.base import Strategy
 from allranks.utils.kernel_counters import CpuUse, judge_machine, sample_cpu, use_between
 
@@ -221,10 +222,9 @@ class ProfileWindow(StepWatcher):
             self._profile.stop()
             if self._device.type == "cuda":
                 self.peak_bytes = torch.cuda.max_memory_allocated(self._device)
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._profile.export_chrome_trace(str(self._path))
-            return True
-        return False
+            with suppress(TraceNotWritten):  # `experiments.compare` excludes the strategy, on all ranks
+                publish_trace(self._profile.export_chrome_trace, self._path)
+        return step == self._last
 
     def close(self) -> None:
         self._recorder.close()
