@@ -438,7 +438,8 @@ def fork_instead(
     words = [word for word in args if word != "-u"] if isinstance(args, list) else []
     server = len(words) > 1 and words[0] == sys.executable and words[1].endswith("/allranks/launch/store_server.py")
     module = words[2] if words[:2] == [sys.executable, "-m"] else ""
-    if not server and (module not in FORKED or _sees_imports(words)):
+    program = _program_of(words) if module in FORKED else None
+    if not server and (module not in FORKED or (program is not None and _sees_imports(program))):
         _execute_child(self, args, executable, preexec, close_fds, pass_fds, cwd, env, *more)
         return
     self.pid = os.fork()
@@ -448,6 +449,8 @@ def fork_instead(
 
         def call() -> None:
             _renew_allranks()
+            if program is not None:
+                _forget_trainer()
             if "-u" in args:
                 sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
             sys.orig_argv = words
@@ -492,19 +495,26 @@ def _take_allranks() -> dict[str, ModuleType]:
     return {name: sys.modules.pop(name) for name in list(sys.modules) if f"{name}.".startswith("allranks.")}
 
 
-def _sees_imports(words: list[str]) -> bool:
-    """Of a rank: whether it runs a user's own program, unless this imports torch, and no Trainer, which allranks
-    notices when it is imported."""
-    if words[2] != "allranks.launch.rank":
-        return False
-    spec = (Path(words[3]) / "spec.yaml").read_text()
+def _program_of(words: list[str]) -> str | None:
+    """The text of the program of a user that a rank runs."""
+    spec = (Path(words[3]) / "spec.yaml").read_text() if words[2] == "allranks.launch.rank" else ""
     if not re.search(r"^script:$", spec, re.M):  # null
-        return False
-    program = Path(yaml.safe_load(spec)["script"].get("path") or "")
-    text = program.read_text() if program.is_file() else ""
-    return not re.search(r"^\s*(import|from)\s.*\btorch\b", text, re.M) or any(
-        name in text for name in ("transformers", "lightning", "deepspeed", "trl")
-    )
+        return None
+    path = Path(yaml.safe_load(spec)["script"].get("path") or "")
+    return path.read_text() if path.is_file() else ""
+
+
+def _sees_imports(program: str) -> bool:
+    """Whether a program notices what has been imported: it does not import torch, or allranks notices when it imports
+    a Trainer."""
+    imports_torch = re.search(r"^\s*(import|from)\s.*\btorch\b", program, re.M)
+    return not imports_torch or any(name in program for name in ("lightning", "deepspeed", "trl"))
+
+
+def _forget_trainer() -> None:
+    """Let the Trainer of transformers be imported anew."""
+    sys.modules.pop("transformers.trainer", None)
+    vars(sys.modules["transformers"]).pop("Trainer", None)
 
 
 def _customize() -> None:
