@@ -11,6 +11,7 @@ from allranks.lab.cluster import Box
 from allranks.planning import network_policy
 from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
+from tests import sampling, warm
 from tests.conftest import tiny_spec, write_rows
 from tests.dist.harness import ALLRANKS, step_events, until
 
@@ -36,8 +37,15 @@ def program_in(shared: Path, text: str, script: dict[str, Any] | None = None, **
     return {"name": "own", "script": script, "run_root": str(shared / "runs"), "cluster": base | cluster}
 
 
+BEFORE: list[str] = []
+"""Words before those of a verb, for tests that need another process than ours for it."""
+
+
 def allranks(shared: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*ALLRANKS, *args], cwd=shared, capture_output=True, text=True, timeout=LIMIT_S)
+    if not BEFORE:
+        return warm.allranks(*args, cwd=shared, timeout_s=LIMIT_S, anew=sampling.ALL)
+    command = [*BEFORE, *ALLRANKS, *args]
+    return subprocess.run(command, cwd=shared, capture_output=True, text=True, timeout=LIMIT_S)
 
 
 def write(shared: Path, spec: dict[str, Any]) -> None:
@@ -104,8 +112,8 @@ class Submitted:
     def __init__(self, shared: Path, spec: dict[str, Any]) -> None:
         write(shared, spec)
         self.out = shared / "out.txt"
-        output = {"stdout": self.out.open("w"), "stderr": subprocess.STDOUT}
-        self.process = subprocess.Popen([*ALLRANKS, "run", "spec.yaml"], cwd=shared, start_new_session=True, **output)
+        how = {"kind": "light", "anew": sampling.ALL, "cwd": shared, "session": True}
+        self.process = warm.start_verb(["run", "spec.yaml"], self.out, **how)
         until(lambda: (shared / "runs").is_dir() and any((shared / "runs").iterdir()))
         self.run = RunDir(next((shared / "runs").iterdir()))
 
