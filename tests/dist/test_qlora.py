@@ -71,7 +71,7 @@ IN_4_BITS, IN_FLOAT8 = {"quantize": "nf4_double"}, {"float8": True, "attention":
     [
         ("pytorch_ddp", IN_4_BITS),
         pytest.param("pytorch_zero3", IN_4_BITS, marks=pytest.mark.full),
-        ("pytorch_zero3", IN_FLOAT8),
+        pytest.param("pytorch_zero3", IN_FLOAT8, marks=pytest.mark.full),
         pytest.param("pytorch_ddp", IN_FLOAT8, marks=pytest.mark.full),
         pytest.param("zero3", IN_FLOAT8, marks=pytest.mark.full),
     ],

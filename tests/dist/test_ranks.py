@@ -217,7 +217,7 @@ MECHANISM = [
     *(
         (n, v)
         for n in FSDP2
-        for v in sampling.first_of(["lora_sharded", "moe_lora", "plain", "lora_whole", "moe_bf16"], 2)
+        for v in sampling.first_of(["lora_sharded", "moe_lora", "plain", "lora_whole", "moe_bf16"], 1)
     ),
     ("pytorch_zero3", "lora_on_host"),
     *((n, "host_moments") for n in ("pytorch_zero2", "zero2", "zero1")),
