@@ -16,7 +16,7 @@ import yaml
 
 from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
-from tests.dist.harness import ALLRANKS, Background, allranks, train, until, write_spec
+from tests.dist.harness import ALLRANKS, Background, allranks, is_alive, train, until, write_spec
 
 BEGIN = "import os, pathlib, signal, subprocess, sys, time\nrank = int(os.environ['RANK'])\n"
 READY = (
@@ -113,7 +113,7 @@ def program(tmp_path: Path) -> Iterator[Any]:
 def gone(processes: list[psutil.Process], limit_s: float) -> None:
     """All have ended; those that a test's own process must wait for count as ended."""
     deadline = time.monotonic() + limit_s
-    while left := [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]:
+    while left := [p for p in processes if is_alive(p)]:
         assert time.monotonic() < deadline, [p.cmdline() for p in left]
         time.sleep(0.05)
 

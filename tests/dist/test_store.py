@@ -34,7 +34,7 @@ from allranks.spec import parse_spec
 from allranks.train.distributed import open_store
 from allranks.utils.machine import machine_facts
 from tests.conftest import tiny_spec
-from tests.dist.harness import until
+from tests.dist.harness import is_alive, until
 
 SHORT = timedelta(seconds=20)
 
@@ -111,7 +111,7 @@ def test_the_store_ends_with_its_parent(number: signal.Signals, when: str) -> No
         os.kill(parent.pid, number)
         parent.wait(timeout=20)
         until(lambda: not listens(port), limit_s=30)
-        until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, limit_s=10)
+        until(lambda: not is_alive(pid), limit_s=10)
     finally:
         parent.kill()
         parent.wait()

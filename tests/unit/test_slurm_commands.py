@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 import pytest
 
 from allranks.errors import EnvironmentNotAble, SpecError
@@ -29,6 +28,7 @@ from allranks.nodes.slurm.srun import run_with_srun, srun_command
 from allranks.nodes.staging.broadcast import StagingStep
 from allranks.spec import RunSpec, parse_spec
 from allranks.spec.records import ClusterSpec
+from tests.dist.harness import is_alive
 from tests.unit.test_plan import facts
 
 FOLDER = Path(__file__).parent / "slurm_answers"
@@ -229,7 +229,7 @@ def test_a_command_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None
     assert isinstance(answer, NoAnswer) and "within 10 s" in answer.reason
     assert time.monotonic() - began < 60, "not until the child ends by itself"
     child, deadline = int((tmp_path / "child").read_text()), time.monotonic() + 10
-    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+    while is_alive(child):
         assert time.monotonic() < deadline, "the child was left running"
         time.sleep(0.05)
 
