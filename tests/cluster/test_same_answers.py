@@ -262,9 +262,10 @@ def test_an_account_that_slurm_does_not_know_is_refused_at_submission(
     if missing:
         pytest.skip(f"no accounting: {', '.join(missing)} missing")
     box = use_box("acc", nodes=2, accounting=True)
-    done, run_dir = runs.run(shared, runs.program_in(shared, OWN, stage="never", slurm={"account": "nope"}))
+    runs.write(shared, runs.program_in(shared, OWN, stage="never", slurm={"account": "nope"}))
+    done = runs.allranks(shared, "run", "spec.yaml")
     assert done.returncode == 2, done.stdout + done.stderr
     assert all(words in done.stderr for words in ("Invalid account", "sacctmgr show assoc", "cluster.slurm.account"))
-    assert not run_dir.rank_logs(1)
+    assert not list((shared / "runs").glob("own-*")), "a run that was refused leaves no folder"
     (shared / "sbatch.err").write_text(box.run(["sbatch", "--account=nope", "--wrap=true"], cwd=shared).stderr)
     assert diagnose([shared / "sbatch.err"]).findings[0].id == "slurm_submit_rejected"
