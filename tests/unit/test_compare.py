@@ -17,6 +17,7 @@ from allranks.analysis.machine_load import load_of_hosts, load_records, loads_of
 from allranks.analysis.metrics import own_time
 from allranks.analysis.stragglers import StragglerDetector
 from allranks.analysis.trace.rank import RankResult, read_rank
+from allranks.cli.compare import show_comparison
 from allranks.errors import SpecError
 from allranks.experiments import compare, conclusions, gates
 from allranks.experiments.output import csv_text, file_links, terminal_tables
@@ -309,6 +310,16 @@ def test_a_window_that_contradicts_itself_has_no_shares() -> None:
     assert gates.find_spread(known, "exposed_share") is None and gates.find_spread(known, "idle_share") is not None
     parts = [table for table, _ in terminal_tables(gates.evaluate_strategies(found), found)][1]
     assert str(next(iter(parts.columns[4].cells))) == "-"
+
+
+def test_tables_without_a_row_are_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = three_repeats()
+    for rank in found["ranks"]:
+        rank.update({name: {"failed": "rank 1: RuntimeError: no", "verified": {}, "repeats": []} for name in rank})
+    done = compare.write_comparison(RunDir(tmp_path), found)
+    assert show_comparison(done, as_json=False) == 1
+    shown = capsys.readouterr().out
+    assert "Speed" in shown and "Traffic per step" not in shown and "Memory per rank" not in shown, shown
 
 
 def test_what_is_written_is_whole_and_safe(tmp_path: Path) -> None:

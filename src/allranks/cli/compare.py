@@ -79,7 +79,7 @@ class ProgressPrinter:
 def _show(console: SafeConsole, done: Comparison) -> None:
     from allranks.experiments.output import terminal_tables
 
-    for table, note in terminal_tables(done.rows, done.measured):
+    for table, note in (shown for shown in terminal_tables(done.rows, done.measured) if shown[0].row_count):
         console.print()
         removed = narrow_table(table, console)
         console.print(table)
