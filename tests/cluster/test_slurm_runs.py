@@ -109,13 +109,13 @@ def test_a_sweep_is_an_array_that_is_cancelled_then_continued_and_repeats_nothin
 
 def test_a_job_that_outlasts_its_time_limit_goes_on_bitwise(box: Box, shared: Path) -> None:
     """The limit is Slurm's smallest, a minute. A slow cable makes the training outlast it; the one that it is compared
-    with has a fast cable and no limit. Slurm warns 45 s before the limit, or up to a minute earlier: on a
+    with has a fast cable and no limit. Slurm warns 30 s before the limit, or up to a minute earlier: on a
     loaded machine some starts end before the first step."""
     train = {"max_steps": STEPS, "lr": 1e-3}
     spec = spec_in(shared, cluster={"nodes": 2}, adapter={"type": "none"}, train=train, checkpoint={"mode": "full"})
     _, first = succeeded(shared, spec)
     (shared / "runs").rename(shared / "first")
-    spec["cluster"]["slurm"] = {"time": "1", "signal_s": 45, "max_requeues": 12}
+    spec["cluster"]["slurm"] = {"time": "1", "signal_s": 30, "max_requeues": 12}
     with injected(box, "slow-link", "n2", rate="6mbit"):
         job = Submitted(shared, spec)
         until(lambda: len(job.run.attempts()) > 1 or job.process.poll() is not None, limit_s=90)
