@@ -225,15 +225,6 @@ def fill_disk(folder: Path) -> None:
                     file.write(bytes(size))
 
 
-def is_alive(process: psutil.Process | int) -> bool:
-    """Whether a process has not ended; one that its parent has not waited for has."""
-    try:
-        one = psutil.Process(process) if isinstance(process, int) else process
-        return one.is_running() and one.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:  # also between the two questions
-        return False
-
-
 def until(condition: Callable[[], object], limit_s: float = 90) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():

@@ -14,9 +14,10 @@ import psutil
 import pytest
 import yaml
 
+from allranks.lab.cluster.processes import wait_gone
 from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
-from tests.dist.harness import ALLRANKS, Background, allranks, is_alive, train, until, write_spec
+from tests.dist.harness import ALLRANKS, Background, allranks, train, until, write_spec
 
 BEGIN = "import os, pathlib, signal, subprocess, sys, time\nrank = int(os.environ['RANK'])\n"
 READY = (
@@ -112,10 +113,8 @@ def program(tmp_path: Path) -> Iterator[Any]:
 
 def gone(processes: list[psutil.Process], limit_s: float) -> None:
     """All have ended; those that a test's own process must wait for count as ended."""
-    deadline = time.monotonic() + limit_s
-    while left := [p for p in processes if is_alive(p)]:
-        assert time.monotonic() < deadline, [p.cmdline() for p in left]
-        time.sleep(0.05)
+    left = wait_gone([p.pid for p in processes], limit_s)
+    assert left == [], [p for p in processes if p.pid in left]
 
 
 def test_a_program_that_handles_sigterm_saves_and_the_run_says_how_it_ended(program: Any) -> None:

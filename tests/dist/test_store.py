@@ -21,6 +21,7 @@ import torch
 from torch.distributed import TCPStore
 
 from allranks.errors import EnvironmentNotAble
+from allranks.lab.cluster.processes import wait_gone
 from allranks.launch.channel import ChannelServer
 from allranks.launch.channel_protocol import CHANNEL_VARIABLE
 from allranks.launch.rendezvous import FileStoreFolder, NodeAddress, Rendezvous, TcpStoreServer, remove_leftover_stores
@@ -34,7 +35,7 @@ from allranks.spec import parse_spec
 from allranks.train.distributed import open_store
 from allranks.utils.machine import machine_facts
 from tests.conftest import tiny_spec
-from tests.dist.harness import is_alive, until
+from tests.dist.harness import until
 
 SHORT = timedelta(seconds=20)
 
@@ -111,7 +112,7 @@ def test_the_store_ends_with_its_parent(number: signal.Signals, when: str) -> No
         os.kill(parent.pid, number)
         parent.wait(timeout=20)
         until(lambda: not listens(port), limit_s=30)
-        until(lambda: not is_alive(pid), limit_s=10)
+        assert wait_gone([pid], 10) == []
     finally:
         parent.kill()
         parent.wait()

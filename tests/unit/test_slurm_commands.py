@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from allranks.errors import EnvironmentNotAble, SpecError
+from allranks.lab.cluster.processes import wait_gone
 from allranks.launch.slurm.launcher import SlurmLauncher
 from allranks.nodes.preflight.requirements import needed_packages
 from allranks.nodes.preflight.runner import exclude_nodes, failure_lines, require_usable_nodes
@@ -28,7 +29,6 @@ from allranks.nodes.slurm.srun import run_with_srun, srun_command
 from allranks.nodes.staging.broadcast import StagingStep
 from allranks.spec import RunSpec, parse_spec
 from allranks.spec.records import ClusterSpec
-from tests.dist.harness import is_alive
 from tests.unit.test_plan import facts
 
 FOLDER = Path(__file__).parent / "slurm_answers"
@@ -228,10 +228,7 @@ def test_a_command_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None
     answer = slurm.try_job("7")
     assert isinstance(answer, NoAnswer) and "within 10 s" in answer.reason
     assert time.monotonic() - began < 60, "not until the child ends by itself"
-    child, deadline = int((tmp_path / "child").read_text()), time.monotonic() + 10
-    while is_alive(child):
-        assert time.monotonic() < deadline, "the child was left running"
-        time.sleep(0.05)
+    assert wait_gone([int((tmp_path / "child").read_text())], 10) == [], "the child was left running"
 
 
 @pytest.mark.parametrize(
