@@ -29,7 +29,7 @@ class Browser:
             os.close(end)
         self._number, self._rest, self._session, self._loaded = 0, b"", "", False
         self.problems: list[str] = []
-        self.shown = ("", 0)  # address and width
+        self.shown = ("", 0)  # address and width, as `open` has left them
         tab = next(t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=tab, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
@@ -41,6 +41,8 @@ class Browser:
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         """Return the answer to a command of the DevTools protocol."""
+        if method.startswith("Emulation."):
+            self.shown = ("", 0)
         self._number += 1
         session = {"sessionId": self._session} if self._session else {}
         message = {"id": self._number, "method": method, "params": params, **session}

@@ -7,6 +7,10 @@ the test is not usual. A test that neither table names is usual unless it is mar
 pages, pictures and the source; they run in `make lint` and `make test-all`.
 """
 
+PAGES = {
+    "report-420", "report of a failure-420", "compared runs, sweep-420", "comparison of strategies-420", "trace-420",
+    "smoke tests-420", "topology-420",
+}  # fmt: skip
 CASES: dict[str, set[str]] = {
     "security/test_decompression.py::test_bomb_is_read_in_part_and_the_verdict_says_so": {
         "lines-gz", "one line-xz", "zeros-bz2",
@@ -27,14 +31,8 @@ CASES: dict[str, set[str]] = {
     "unit/test_cli_paths.py::test_a_run_root_that_may_not_be_read_or_is_a_file_ends_with_2": {"runs"},
     "golden/test_frozen.py::test_an_old_run_resumes": {"pytorch_ddp-lora"},
     "dist/test_script_hangs.py::test_a_group_that_ddp_frees_does_not_hang": set(),
-    "unit/test_pages.py::test_a_page_works": {
-        "report-420", "report of a failure-420", "compared runs, sweep-420", "comparison of strategies-420",
-        "trace-420", "smoke tests-420", "topology-420",
-    },
-    "unit/test_pages.py::test_a_page_is_accessible": {
-        "report-420", "report of a failure-420", "compared runs, sweep-420", "comparison of strategies-420",
-        "trace-420", "smoke tests-420", "topology-420",
-    },
+    "unit/test_pages.py::test_a_page_works": PAGES,
+    "unit/test_pages.py::test_a_page_is_accessible": PAGES,
     "unit/test_pages.py::test_a_page_is_printed_whole": {"report"},
     "unit/test_profiler.py::test_a_full_disk_is_a_warning_and_training_goes_on": set(),
     "security/test_network.py::test_the_same_attack_executes_code_under_torchruns_c10d_rendezvous": set(),

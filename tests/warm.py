@@ -3,8 +3,9 @@ distributed tests.
 
 Importing torch and transformers takes longer than most tests do. In a run that is started here, the launcher forks its
 agent and the agent forks its ranks where they would otherwise start a Python (`fork_instead`): parents and children,
-sessions, arguments and variables in /proc are the same, and allranks itself is imported anew in each. What only a new
-interpreter shows is left to tests that start one. ``python -m tests.warm KIND FD`` serves all workers of a session.
+sessions, arguments and variables in /proc are the same, and each has modules of allranks that no other uses. What only
+a new interpreter shows is left to tests that start one. ``python -m tests.warm KIND FD`` serves all workers of a
+session.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def import_light() -> None:
 
 
 def import_heavy() -> None:
-    import_light()  # for what else verbs import; each process imports allranks itself anew
+    import_light()
     for name in HEAVY:
         import_module(name)
     for name in DEEPSPEED:
@@ -437,9 +438,9 @@ def fork_instead(
     _, _, _, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *_, new_session, _ = more
     words = [word for word in args if word != "-u"] if isinstance(args, list) else []
     server = len(words) > 1 and words[0] == sys.executable and words[1].endswith("/allranks/launch/store_server.py")
-    module = words[2] if words[:2] == [sys.executable, "-m"] else ""
-    program = _program_of(words) if module in FORKED else None
-    if not server and (module not in FORKED or (program is not None and _sees_imports(program))):
+    module = words[2] if words[:2] == [sys.executable, "-m"] and words[2] in FORKED else ""
+    program = _program_of(words) if module else None
+    if not (server or module) or (program is not None and _sees_imports(program)):
         _execute_child(self, args, executable, preexec, close_fds, pass_fds, cwd, env, *more)
         return
     self.pid = os.fork()

@@ -37,14 +37,14 @@ def program_in(shared: Path, text: str, script: dict[str, Any] | None = None, **
     return {"name": "own", "script": script, "run_root": str(shared / "runs"), "cluster": base | cluster}
 
 
-BEFORE: list[str] = []
-"""Words before those of a verb, for tests that need another process than ours for it."""
+PREFIX: list[str] = []
+"""A command that starts the verbs of a test, for example in a mount namespace of their own."""
 
 
 def allranks(shared: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    if not BEFORE:
+    if not PREFIX:
         return warm.allranks(*args, cwd=shared, timeout_s=LIMIT_S, anew=sampling.ALL)
-    command = [*BEFORE, *ALLRANKS, *args]
+    command = [*PREFIX, *ALLRANKS, *args]
     return subprocess.run(command, cwd=shared, capture_output=True, text=True, timeout=LIMIT_S)
 
 

@@ -108,7 +108,7 @@ def test_both_refuse_a_run_root_that_the_login_side_may_not_write(box: Box, shar
     """The mount is read-only in the namespace of the verbs alone."""
     (shared / "ro").mkdir()
     mount = f'mount --bind {shared}/ro {shared}/ro && mount -o remount,bind,ro {shared}/ro && exec "$@"'
-    monkeypatch.setattr("tests.cluster.runs.BEFORE", ["unshare", "-m", "sh", "-c", mount, "sh"])
+    monkeypatch.setattr("tests.cluster.runs.PREFIX", ["unshare", "-m", "sh", "-c", mount, "sh"])
     ro = shared / "ro"
     refusal = f"{host_name()} is not ready: run: READ-ONLY({ro}); run_root {ro}: cannot create a run folder"
     both_refuse(shared, {**own_spec(shared), "run_root": str(shared / "ro")}, 3, refusal)

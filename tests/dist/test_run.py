@@ -187,8 +187,10 @@ class Observer:
 def test_a_run_from_python_tells_an_observer(tmp_path: Path) -> None:
     import allranks
 
-    unasked = "import sys\nassert not {'torch', 'transformers', 'numpy'} & sys.modules.keys()\n"
-    (tmp_path / "program.py").write_text(f"{unasked}import allranks\nallranks.report(step=3, loss=2.0)\n")
+    (tmp_path / "program.py").write_text(
+        "import sys\nassert not {'torch', 'transformers', 'numpy'} & sys.modules.keys(), 'imported too early'\n"
+        "import allranks\nallranks.report(step=3, loss=2.0)\n"
+    )
     spec = {"name": "p", "script": {"path": str(tmp_path / "program.py")}, "run_root": str(tmp_path / "runs")}
     observer = Observer()
     result = allranks.run(spec, ["cluster.procs_per_node=2"], observer=observer)
