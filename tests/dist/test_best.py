@@ -27,7 +27,7 @@ def spec_of(folder: Path, steps: int = 200) -> dict[str, Any]:
     rows = [{"instruction": f"Say the number {i}", "output": f"number {i} " + "yes " * (i % 5)} for i in range(60)]
     (folder / "rows.json").write_text(json.dumps(rows))
     return tiny_spec(
-        folder / "rows.json", folder, train={"max_steps": steps, "lr": 0.3, "schedule": "constant"},
+        folder / "rows.json", folder, train={"max_steps": steps, "lr": 1.0, "schedule": "constant"},
         eval={"every": 2, "patience": PATIENCE, "baseline": True},
         checkpoint={"mode": "full", "every": 2, "keep": 1, "keep_best": True},
     )  # fmt: skip
