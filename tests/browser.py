@@ -76,9 +76,18 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", media="", features=[theme])
         self.problems, self._loaded = [], False
         self.call("Page.navigate", url=address)
+        self._wait_for_load()
+        self.shown = address, width
+
+    def reload(self) -> None:
+        """Let the page load itself again, and wait for it: a script that runs meanwhile may get no answer."""
+        self._loaded = False
+        self.run("setTimeout(() => location.reload())")
+        self._wait_for_load()
+
+    def _wait_for_load(self) -> None:
         while not self._loaded:
             self._next()
-        self.shown = address, width
 
     def run(self, script: str) -> Any:
         """Return the JSON value of a script, awaited if it is a promise."""

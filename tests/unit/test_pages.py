@@ -148,10 +148,12 @@ def test_a_page_is_printed_whole(browser: Browser, page: str) -> None:
 def test_a_page_that_loads_itself_again_remembers_what_was_hidden(browser: Browser, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "allranks.cli.main", "watch", "--web", str(complete_run(tmp_path).root)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
-        browser.open(server.stdout.readline().split()[-1] if server.stdout else "")
-        browser.draw()
-        browser.run("document.querySelector('.keys button').click(); location.reload()")
-        unpressed = "document.querySelectorAll('[aria-pressed=false]').length"
-        browser.until(f"document.readyState === 'complete' && {unpressed} === 2")
-        server.send_signal(signal.SIGINT)
+        try:
+            browser.open(server.stdout.readline().split()[-1] if server.stdout else "")
+            browser.draw()
+            browser.run("document.querySelector('.keys button').click()")
+            browser.reload()
+            browser.until("document.querySelectorAll('[aria-pressed=false]').length === 2")
+        finally:
+            server.send_signal(signal.SIGINT)  # else the end of this block would wait for it
         assert browser.problems == [] and server.wait(30) == 0
