@@ -80,7 +80,7 @@ class Browser:
         self.shown = address, width
 
     def reload(self) -> None:
-        """Let the page load itself again, and wait for it: a script that runs meanwhile may get no answer."""
+        """Reload the page by a script of its own, and wait: a script that is run meanwhile may get an error."""
         self._loaded = False
         self.run("setTimeout(() => location.reload())")
         self._wait_for_load()

@@ -3,6 +3,11 @@
 import json
 import math
 import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -208,3 +213,16 @@ def failed_run(
     text = "Traceback (most recent call last):\n  File \x1b[31mx.py\x1b[0m\nRuntimeError: out of memory\n"
     make.run.log_of(1, "one", 1).write_text(text)
     return make.write(status="failed", message=message)
+
+
+@contextmanager
+def served(run: RunDir) -> Iterator[str]:
+    """The address of a run's page that `allranks watch --web` serves; an interrupt must end it well."""
+    command = [sys.executable, "-m", "allranks.cli.main", "watch", "--web", str(run.root)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
+        try:
+            assert server.stdout is not None
+            yield server.stdout.readline().split()[-1]
+        finally:
+            server.send_signal(signal.SIGINT)  # else the end of the outer block would wait for it
+        assert server.wait(30) == 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +18,7 @@ from allranks.rundir.paths import RunDir
 from tests import sampling
 from tests.browser import CHROMIUM, Browser
 from tests.unit import test_compare, test_smoke_criteria, test_trace_output, topo_texts
-from tests.unit.report_runs import Maker, answers, complete_run, failed_run
+from tests.unit.report_runs import Maker, answers, complete_run, failed_run, served
 from tests.unit.test_run_status import verb
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (Debian: apt-get install chromium)")
@@ -146,14 +144,10 @@ def test_a_page_is_printed_whole(browser: Browser, page: str) -> None:
 
 
 def test_a_page_that_loads_itself_again_remembers_what_was_hidden(browser: Browser, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "allranks.cli.main", "watch", "--web", str(complete_run(tmp_path).root)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
-        try:
-            browser.open(server.stdout.readline().split()[-1] if server.stdout else "")
-            browser.draw()
-            browser.run("document.querySelector('.keys button').click()")
-            browser.reload()
-            browser.until("document.querySelectorAll('[aria-pressed=false]').length === 2")
-        finally:
-            server.send_signal(signal.SIGINT)  # else the end of this block would wait for it
-        assert browser.problems == [] and server.wait(30) == 0
+    with served(complete_run(tmp_path)) as address:
+        browser.open(address)
+        browser.draw()
+        browser.run("document.querySelector('.keys button').click()")
+        browser.reload()
+        browser.until("document.querySelectorAll('[aria-pressed=false]').length === 2")
+    assert browser.problems == []

@@ -1,15 +1,11 @@
 """The live view: its state from events, and the page that only this machine gets, with the token."""
 
-import os
-import signal
-import subprocess
-import sys
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from allranks.analysis.live import LiveState
-from tests.unit.report_runs import complete_run
+from tests.unit.report_runs import complete_run, served
 from tests.unit.test_run_status import verb
 
 
@@ -41,19 +37,13 @@ def test_a_run_that_has_ended_is_shown_once(tmp_path: Path) -> None:
 
 
 def test_the_page_needs_the_token_and_the_name_of_this_machine(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "allranks.cli.main", "watch", "--web", str(complete_run(tmp_path, "demo").root)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
-        try:
-            assert server.stdout is not None
-            parts = urlsplit(server.stdout.readline().split()[-1])
-            place = f"{parts.path}?{parts.query}"
-            asked = {(place, parts.netloc): 200, (place[:-1], parts.netloc): 403, (place, "example.org:80"): 403}
-            for (path, host), code in asked.items():
-                connection = HTTPConnection(parts.netloc, timeout=60)
-                connection.request("GET", path, headers={"Host": host})
-                answer = connection.getresponse()
-                assert answer.status == code and (b"demo" in answer.read()) == (code == 200)
-                assert answer.headers["Refresh"] is None, "a run that has ended does not grow"
-        finally:
-            os.kill(server.pid, signal.SIGINT)
-        assert server.wait(timeout=30) == 0
+    with served(complete_run(tmp_path, "demo")) as address:
+        parts = urlsplit(address)
+        place = f"{parts.path}?{parts.query}"
+        asked = {(place, parts.netloc): 200, (place[:-1], parts.netloc): 403, (place, "example.org:80"): 403}
+        for (path, host), code in asked.items():
+            connection = HTTPConnection(parts.netloc, timeout=60)
+            connection.request("GET", path, headers={"Host": host})
+            answer = connection.getresponse()
+            assert answer.status == code and (b"demo" in answer.read()) == (code == 200)
+            assert answer.headers["Refresh"] is None, "a run that has ended does not grow"
